@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from stages.decontaminate.config import DecontaminateConfig
-from stages.decontaminate.count import count_unit, matcher_of, name_of, owners_of, write_ngrams
+from stages.decontaminate.count import (
+    SPLIT_ID,
+    Counts,
+    count_unit,
+    name_of,
+    tasks_of,
+    used_matcher_of,
+    write_common,
+    write_ngrams,
+)
+from stages.decontaminate.verbatim import Added, blocks_of
 from stages.runtime.context import StageRun
 from stages.runtime.document_units import (
     DOCUMENTS,
@@ -31,7 +42,7 @@ from stages.runtime.unit_shares import (
     run_share,
 )
 from trainyard.artifacts.strict_json import parse_json
-from trainyard.collection.contamination.ngrams import task_ngrams, tasks_by_ngram
+from trainyard.collection.contamination.ngrams import task_ngrams
 from trainyard.collection.contamination.split import clean_pieces
 from trainyard.collection.contamination.tasks import read_task
 from trainyard.collection.documents import Item, dropped, dropped_line
@@ -42,21 +53,9 @@ log = logging.getLogger(__name__)
 
 REPORT = "report.json"
 USED = "used"
-SPLIT_ID = "split_id"
 CONTAMINATED, SPLIT, NOTHING_LEFT, PIECES = "contaminated", "split", "nothing_left", "splits_count"
 SHOWN = 100
 """Common n-grams in the report."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """Of a unit."""
-
-    documents: int
-    hits: list[int]
-    counts: dict[str, int]
-    first: int = field(default=0)
-    """Documents of earlier units."""
 
 
 def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
@@ -71,9 +70,8 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
         for name in config.tasks
     }
     _refuse_empty(config, tasks)
-    owners = tasks_by_ngram(tasks)
     jobs = plan_jobs(stage, config)
-    write_ngrams(stage.scratch, owners)
+    write_ngrams(stage.scratch, tasks)
     if config.rank is not None:
         run_share(stage, jobs, count_unit, config.workers, "count", lambda job: (name_of(job),))
         return {"units": len(jobs)}
@@ -89,10 +87,10 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
         total.update(one.counts)
     limit = config.key_threshold
     common = sorted(ngram for ngram, count in total.items() if limit and count >= limit)
-    used = {ngram: owners[ngram] for ngram in owners.keys() - set(common)}
-    _write_used(stage.scratch / USED, used, counts)
+    write_common(stage.scratch, common)
+    _write_used(stage.scratch / USED, counts)
     found = run_units(stage, jobs, write_unit, config.workers, "write")
-    metrics = _report(config, stage, tasks, owners, total, common, found)
+    metrics = _report(config, stage, tasks, total, common, found)
     log.info(
         "decontaminated documents=%d kept=%d seconds=%.2f",
         *(metrics["documents"], metrics["kept_documents"], time.monotonic() - began),
@@ -100,7 +98,7 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
     return metrics
 
 
-def _refuse_empty(config: DecontaminateConfig, tasks: dict[str, set[str]]) -> None:
+def _refuse_empty(config: DecontaminateConfig, tasks: dict[str, dict[str, None]]) -> None:
     for name, ngrams in tasks.items():
         if not ngrams:
             place = config.task_data[config.tasks.index(name)]
@@ -117,19 +115,16 @@ def _read_counts(file: UnitFile) -> Counts:
         raise ArtifactError(f"{file.url}: not the counts of a unit ({error}); remove it") from error
 
 
-def _write_used(folder: Path, ngrams: dict[str, list[str]], counts: Sequence[Counts]) -> None:
+def _write_used(folder: Path, counts: Sequence[Counts]) -> None:
     folder.mkdir()
-    write_ngrams(folder, ngrams)
     for number, one in enumerate(counts):
-        document = {**asdict(one), "counts": {}}
-        (folder / f"{number:05d}.json").write_text(json.dumps(document))
+        (folder / f"{number:05d}.json").write_bytes(orjson.dumps({**asdict(one), "counts": {}}))
 
 
 def _report(
     config: DecontaminateConfig,
     stage: StageRun,
-    tasks: dict[str, set[str]],
-    owners: dict[str, list[str]],
+    tasks: dict[str, dict[str, None]],
     total: Counter[str],
     common: list[str],
     found: Sequence[dict[str, Any]],
@@ -141,7 +136,7 @@ def _report(
         whole.add(Tally.parse(one), config.documents.num_samples)
     occurrences: Counter[str] = Counter()
     for ngram, count in total.items():
-        occurrences.update(dict.fromkeys(owners[ngram], count))
+        occurrences.update({name: count for name, ngrams in tasks.items() if ngram in ngrams})
     by_task = {
         name: {
             "ngrams": len(ngrams),
@@ -163,33 +158,62 @@ def _report(
 def write_unit(job: UnitJob) -> UnitDone:
     """Write what is left of the documents of a unit, in a worker."""
     path = Path(job.scratch, USED, f"{job.number:05d}.json")
-    writer = _Writer(job.config, Counts(**json.loads(path.read_text())), str(path.parent))
-    reader = reader_of(job)
+    writer = _Writer(job, Counts(**orjson.loads(path.read_bytes())))
     with UnitFiles(job) as files:
-        number = -1
-        for number, item in enumerate(reader.items()):
-            for kind, fields in writer.decide(number, item):
-                files.write(kind, fields)
-        if number + 1 != writer.counts.documents:
+        if writer.counts.has_origin is None:
+            number = writer.write_items(files)
+        else:
+            number = writer.write_lines(files, writer.counts.has_origin)
+        if number != writer.counts.documents:
             raise DataError(
                 f"{job.unit.sources[0].url}: had {writer.counts.documents} documents when they "
-                f"were counted, and {number + 1} now: a file was changed; run again"
+                f"were counted, and {number} now: a file was changed; run again"
             )
-        files.write_all(DROPPED, (dropped_line(*bad) for bad in reader.bad))
-    writer.tally.bad_lines = len(reader.bad)
     return UnitDone(files.records, {**writer.tally.document(), "tasks": dict(writer.documents)})
 
 
 class _Writer:
     """Decides about documents and counts."""
 
-    def __init__(self, config: DecontaminateConfig, counts: Counts, folder: str) -> None:
-        self._config, self.counts = config, counts
+    def __init__(self, job: UnitJob, counts: Counts) -> None:
+        self._job, self.counts = job, counts
+        self._config: DecontaminateConfig = job.config
         self._hits = frozenset(counts.hits)
-        self._matcher = matcher_of(folder)
-        self._owners = owners_of(folder)
         self.tally = Tally.of([CONTAMINATED, SPLIT, NOTHING_LEFT, PIECES])
         self.documents: Counter[str] = Counter()
+
+    def write_items(self, files: UnitFiles) -> int:
+        """Write what is left of documents that are read one by one; their number."""
+        number = -1
+        reader = reader_of(self._job)
+        for number, item in enumerate(reader.items()):
+            for kind, fields in self.decide(number, item):
+                files.write(kind, fields)
+        files.write_all(DROPPED, (dropped_line(*bad) for bad in reader.bad))
+        self.tally.bad_lines = len(reader.bad)
+        return number + 1
+
+    def write_lines(self, files: UnitFiles, has_origin: bool) -> int:
+        """The same, where only documents with n-grams are read."""
+        name = None if self._config.mode == "drop" else self._split_name()
+        added = Added(has_origin, name, self.counts.first + 1)
+        number = 0
+        for block in blocks_of(self._job):
+            begin = 0
+            for at in block.chosen(self.counts.hits):
+                files.write_lines(DOCUMENTS, added.pieces(block, begin, at))
+                for kind, fields in self.decide(block.first + at, block.item(at)):
+                    files.write(kind, fields)
+                begin = at + 1
+            files.write_lines(DOCUMENTS, added.pieces(block, begin, len(block.lines)))
+            number = block.first + len(block.lines)
+        unread = self.counts.documents - self.tally.documents
+        chars = self.counts.chars - self.tally.chars
+        self.tally.documents += unread
+        self.tally.kept += unread
+        self.tally.chars += chars
+        self.tally.kept_chars += chars
+        return number
 
     def decide(self, number: int, item: Item) -> list[tuple[str, dict[str, Any]]]:
         """What to write of a document: (kind of file, document)."""
@@ -201,10 +225,14 @@ class _Writer:
         found: list[str] = []
         if number in self._hits:
             sides = (config.remove_char_each_side, config.filter_text_char_len)
-            pieces, found = clean_pieces(given, self._matcher, *sides)
+            matcher = used_matcher_of(self._job.scratch)
+            pieces, found = clean_pieces(given, matcher, *sides)
         if not found:
             return self._kept(number, item, pieces)
-        tasks = sorted({task for ngram in found for task in self._owners[ngram]})
+        by_task = tasks_of(self._job.scratch)
+        tasks = sorted(
+            name for name, ngrams in by_task.items() if not ngrams.keys().isdisjoint(found)
+        )
         self.documents.update(tasks)
         rule = SPLIT
         if config.mode == "drop":
@@ -234,9 +262,13 @@ class _Writer:
             return [(DOCUMENTS, item.fields) for _ in pieces]
         earlier = item.fields.get(SPLIT_ID)
         prefix = f"{earlier}-" if earlier is not None else ""
-        name = f"{prefix}{'-'.join(config.tasks)}-{self.counts.first + number + 1:010d}"
+        name = f"{prefix}{self._split_name()}-{self.counts.first + number + 1:010d}"
         key = config.documents.json_key
         return [
             (DOCUMENTS, {**item.fields, key: piece, SPLIT_ID: f"{name}-{i:04d}"})
             for i, piece in enumerate(pieces)
         ]
+
+    def _split_name(self) -> str:
+        """Begins the values of `split_id`."""
+        return "-".join(self._config.tasks)

@@ -314,9 +314,12 @@ class UnitFiles:
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Add a document to one of the files."""
-        line = as_line(fields)
-        self._lines[kind].append(line)
-        self._sizes[kind] += len(line)
+        self.write_lines(kind, (as_line(fields),))
+
+    def write_lines(self, kind: str, lines: Sequence[bytes]) -> None:
+        """Add documents that are lines already, or pieces of them in turn."""
+        self._lines[kind] += lines
+        self._sizes[kind] += sum(map(len, lines))
         if self._sizes[kind] >= BUFFER_BYTES:
             self._flush(kind)
 

@@ -18,7 +18,7 @@ from trainyard.artifacts.store import FileInfo
 from trainyard.artifacts.urls import canonical_each
 from trainyard.corpus.documents import BadLine, DocumentReader
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES
-from trainyard.corpus.formats.records import ORIGIN
+from trainyard.corpus.formats.records import ORIGIN, Rows
 from trainyard.corpus.units import Unit
 
 DROPPED = "dropped"
@@ -85,6 +85,18 @@ class UnitReader:
 
     def items(self) -> Iterator[Item]:
         """The documents, in order; an empty text is one."""
+        for name, reader in self._readers():
+            for record in reader.records():
+                place = Place(name, record.offset, record.length)
+                record.fields.setdefault(ORIGIN, place.document())
+                yield Item(place, record.fields)
+
+    def rows(self) -> Iterator[Rows]:
+        """The same as they came, about a megabyte at once; for a pass that only looks."""
+        for _, reader in self._readers():
+            yield from reader.rows()
+
+    def _readers(self) -> Iterator[tuple[str, DocumentReader]]:
         for source in self.unit.sources:
             file = self.digested.get(source.url)
             digests = file and RangeDigests(source.url, source.start, source.end, file.size_bytes)
@@ -97,10 +109,7 @@ class UnitReader:
                 passing=digests.pass_by if digests else None,
             )
             name = self.names[source.url]
-            for record in reader.records():
-                place = Place(name, record.offset, record.length)
-                record.fields.setdefault(ORIGIN, place.document())
-                yield Item(place, record.fields)
+            yield name, reader
             self.bad += [(Place(name, bad.offset, 0), bad) for bad in reader.bad]
             self.digests.append(digests.finish() if digests else [])
 

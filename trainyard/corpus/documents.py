@@ -119,6 +119,12 @@ class DocumentReader:
     def records(self) -> Iterator[Record]:
         """The JSON objects whole, with all their keys; of Parquet and plain text, the texts and the
         id. A list of strings under a key is a bad line."""
+        for rows in self.rows():
+            places = (rows.offsets.tolist(), rows.lengths.tolist(), rows.lines.tolist())
+            yield from map(Record, *places, rows.records)
+
+    def rows(self) -> Iterator[Rows]:
+        """The same, about a megabyte of input at once, after bad ones are left out."""
         self.lines, self.bad = 0, []
         for rows in self._rows():
             self.lines += rows.num_lines
@@ -131,8 +137,7 @@ class DocumentReader:
                 self._drop_lists(rows)
             if rows.bad:
                 self.refuse(sorted(rows.bad))
-            places = (rows.offsets.tolist(), rows.lengths.tolist(), rows.lines.tolist())
-            yield from map(Record, *places, rows.records)
+            yield rows
 
     def _drop_lists(self, rows: Rows) -> None:
         is_list = [any(isinstance(record[k], list) for k in self.keys) for record in rows.records]

@@ -6,21 +6,15 @@ least `most` words has all its `most`-grams; a shorter one of at least `least` w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
-import xxhash
+from collections.abc import Iterable, Iterator, Sequence, Set
+from copy import copy
+from itertools import accumulate
+from typing import NamedTuple
 
 from trainyard.collection.words import lowered
 
 WORD = re.compile(r"\w+")
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-TABLE_BITS = 22
-NGRAMS_AT_ONCE = 1 << 12
-
-Array = npt.NDArray[Any]
+HEAD_CHARS = 16
 
 
 class Hit(NamedTuple):
@@ -33,82 +27,66 @@ class Hit(NamedTuple):
     ngram: str
 
 
-def task_ngrams(texts: Iterable[str], least: int, most: int) -> set[str]:
-    """The n-grams of an evaluation set, their words joined by blanks."""
-    found: set[str] = set()
+def task_ngrams(texts: Iterable[str], least: int, most: int) -> dict[str, None]:
+    """The n-grams of an evaluation set in order, each once, their words joined by blanks."""
+    found: dict[str, None] = {}
     for text in texts:
         words = WORD.findall(lowered(text))
-        if least <= len(words) < most:
-            found.add(" ".join(words))
-        for i in range(len(words) - most + 1):
-            found.add(" ".join(words[i : i + most]))
+        if len(words) < least:
+            continue
+        joined = " ".join(words)
+        if len(words) <= most:
+            found[joined] = None
+            continue
+        starts = _starts(words)
+        ngrams = [joined[a : b - 1] for a, b in zip(starts, starts[most:], strict=False)]
+        found.update(dict.fromkeys(ngrams))
     return found
 
 
 class Matcher:
-    """Finds n-grams of a set. A table of bits by hash leaves few places where words are joined."""
+    """Finds n-grams of a set."""
 
     def __init__(self, ngrams: Set[str]) -> None:
         self._ngrams = ngrams
-        by_size: dict[int, list[str]] = {}
-        for ngram in ngrams:
-            by_size.setdefault(ngram.count(" ") + 1, []).append(ngram)
-        self._tables = {}
-        # The longest first, then from the shortest up, as upstream looks at a place.
-        sizes = sorted(by_size)
-        for size in sizes[-1:] + sizes[:-1]:
-            table = np.zeros(1 << TABLE_BITS, np.bool_)
-            for start in range(0, len(by_size[size]), NGRAMS_AT_ONCE):
-                some = " ".join(by_size[size][start : start + NGRAMS_AT_ONCE])
-                table[_slots(_hashes(some).reshape(-1, size).T)] = True
-            self._tables[size] = table
+        self._sizes = _order(ngrams)
+        self._head = min([HEAD_CHARS, *map(len, ngrams)])
+        """Characters that decide whether the rest is looked at."""
+        self._heads = {ngram[: self._head] for ngram in ngrams}
+
+    def without(self, some: Set[str]) -> Matcher:
+        """What finds all but some."""
+        if not some:
+            return self
+        found = copy(self)
+        found._ngrams = self._ngrams - some
+        found._sizes = _order(found._ngrams)
+        return found
 
     def hits(self, text: str) -> Iterator[Hit]:
         """Every n-gram of a text, by place; those that overlap too. Of several at a place, the
         longest of all sizes comes first, then the others from the shortest up."""
         lower = lowered(text)
         words = WORD.findall(lower)
-        starts: list[int] = []
-        for place, size in self._candidates(words):
-            ngram = " ".join(words[place : place + size])
-            if ngram in self._ngrams:
-                starts = starts or [match.start() for match in WORD.finditer(lower)]
-                yield Hit(place, starts[place], ngram)
-
-    def _candidates(self, words: Sequence[str]) -> list[tuple[int, int]]:
-        """(place, size), by place."""
-        if not words:
-            return []
-        hashes = _hashes(" ".join(words))
-        found = []
-        for order, (size, table) in enumerate(self._tables.items()):
-            count = len(hashes) - size + 1
-            if count < 1:
-                continue
-            slots = _slots([hashes[i : i + count] for i in range(size)])
-            found += [(place, order, size) for place in np.flatnonzero(table[slots]).tolist()]
-        return [(place, size) for place, _, size in sorted(found)]
+        joined, starts, head = " ".join(words), _starts(words), self._head
+        places = [n for n, at in enumerate(starts) if joined[at : at + head] in self._heads]
+        where: list[int] = []
+        for place in places:
+            for size in self._sizes:
+                if place + size > len(words):
+                    continue
+                ngram = joined[starts[place] : starts[place + size] - 1]
+                if ngram in self._ngrams:
+                    where = where or [match.start() for match in WORD.finditer(lower)]
+                    yield Hit(place, where[place], ngram)
 
 
-def _hashes(text: str) -> Array:
-    """(n,) u64 of words that one blank separates."""
-    words = text.encode(errors="surrogatepass").split(b" ")
-    return np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, words)), "<u8")
+def _starts(words: Sequence[str]) -> list[int]:
+    """Where words begin that are joined by blanks, and where a next one would."""
+    return [end + number for number, end in enumerate(accumulate(map(len, words), initial=0))]
 
 
-def _slots(columns: Any) -> Array:
-    """Place in the table of each n-gram. columns: the hashes of its words, one array a word."""
-    found = np.zeros(len(columns[0]), np.uint64)
-    for hashes in columns:
-        found = found * MULTIPLIER + hashes
-    found ^= found >> np.uint64(32)
-    return (found * MULTIPLIER) >> np.uint64(64 - TABLE_BITS)
-
-
-def tasks_by_ngram(tasks: Mapping[str, Set[str]]) -> dict[str, list[str]]:
-    """For every n-gram, the tasks that have it."""
-    found: dict[str, list[str]] = {}
-    for task, ngrams in tasks.items():
-        for ngram in ngrams:
-            found.setdefault(ngram, []).append(task)
-    return found
+def _order(ngrams: Set[str]) -> list[int]:
+    """Their sizes in words, as upstream looks at a place: the longest, then from the shortest."""
+    sizes = sorted({ngram.count(" ") + 1 for ngram in ngrams})
+    return sizes[-1:] + sizes[:-1]

@@ -1,140 +1,264 @@
-"""Which of many texts may have an n-gram of a set: by their bytes, a megabyte at once.
+"""Which of many texts may have an n-gram of a set: by their bytes, some hundred kilobytes at once.
 
-Of each n-gram a few neighbouring words of ASCII letters stand for it, its key. A word counts by its
-first 8 bytes and its length, so some texts are named in vain; each text with an n-gram is named."""
+A token is a run of ASCII letters but k, digits and underscores; its first bytes count. The key of
+an n-gram is some long tokens of it that follow each other if short ones are left out, which they
+then do in each text that has it. Some texts are named in vain; each with an n-gram is named."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
+from functools import cache
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from trainyard.collection.words import lowered
-
 Array = npt.NDArray[Any]
 
-TABLE_BITS = 22
-SHIFT = np.uint64(64 - TABLE_BITS)
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-WORD_BYTES = 8
-MASKS = np.array([(1 << 8 * n) - 1 for n in range(WORD_BYTES + 1)], np.uint64)
-"""By the length of a word: which of 8 bytes, little-endian, are of it."""
+NO_TOKEN = ord("k")
+"""A letter outside of ASCII, the Kelvin sign, has it as its lower case; no other is such a one."""
+LAST_CASED = 0x1FFFF
+"""No letter behind it has another case."""
+FINAL_SIGMA = "\u03c2"
+"""What the upper case of a sigma becomes at the end of a word, and nowhere else."""
+SIZES = (2, 4, 6, 8)
+"""Tokens of a key: as many as the n-gram has."""
+STRETCH, LONG = 9, 5
+"""Words at the end of an n-gram that its key is of, and bytes of a token that is probably a long
+one."""
+LEAST_TOKENS = 4
+"""An n-gram with words of other letters and fewer tokens between two of them has no key."""
+MOST_BYTES = 8
+"""Of a token that count."""
+PAD = 2 * MOST_BYTES
 
-LOWER = bytes(
-    ord(chr(n).lower()) if n < 128 and (chr(n).isalnum() or chr(n) == "_") else 0
-    for n in range(256)
-)
-"""For bytes.translate: lower case, and 0 for what is in no ASCII word."""
-KELVIN = "\u212a".encode()
-"""The only letter outside of ASCII whose lower case is in it."""
-MOST_KEY_WORDS = 8
-LEAST_KEY_WORDS = 4
-"""Of an n-gram with words of other letters; one with fewer ASCII words in a row has no key."""
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+SEVEN_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
+HIGH_BITS = np.uint64(0x8080808080808080)
+MOST = np.uint64((1 << 64) - 1)
+LENGTH_BITS = np.uint64((2 * MOST_BYTES).bit_length())
+PAIR_BITS = np.uint64(64) - LENGTH_BITS
+TABLE_BITS = 22
+SHIFT = np.uint64(20)
+SLOTS = np.uint64((1 << TABLE_BITS) - 1)
 
 
 class Prefilter:
-    """Knows a set of n-grams, words in lower case joined by blanks."""
+    """Knows a set of n-grams, words in lower case joined by blanks; those of a text in order are
+    the fewest keys."""
 
-    def __init__(self, ngrams: Set[str]) -> None:
-        keys: dict[int, list[str]] = {}
+    def __init__(self, ngrams: Iterable[str]) -> None:
+        runs: list[str] = []
         letters: set[str] = set()
+        last = " \0 "
         for ngram in ngrams:
-            run = _ascii_run(ngram)
-            if ngram.isascii() or len(run) >= LEAST_KEY_WORDS:
-                width = min(1 << len(run).bit_length() - 1, MOST_KEY_WORDS)
-                keys.setdefault(width, []).append(_key(run, width))
+            if last in f" {ngram} ":
+                continue
+            run = ngram if ngram.isascii() else _ascii_run(ngram)
+            if len(_tokens(run)) >= (SIZES[0] if ngram.isascii() else LEAST_TOKENS):
+                runs.append(_stretch(run))
+                last = f" {runs[-1]} "
             else:
                 letters.add(max(ngram))
-        self._letters = re.compile(f"[{re.escape(''.join(sorted(letters)))}]") if letters else None
+        self._letters = _spelled(letters) if letters else None
         """Of every n-gram without a key, the letter farthest from ASCII."""
-        self._tables = {width: _Table.of(keys[width], width) for width in sorted(keys)}
+        self._keys = _Keys(runs) if runs else None
 
     def suspects(self, texts: Sequence[str]) -> list[int]:
         """Ascending numbers of the texts that may have an n-gram."""
-        parts = [text.encode(errors="surrogatepass") for text in texts]
-        data = b"\n".join(parts)
-        if KELVIN in data:
-            return list(range(len(texts)))
         named: set[int] = set()
         if self._letters is not None:
-            others = ((number, text) for number, text in enumerate(texts) if not text.isascii())
             search = self._letters.search
-            named.update(number for number, text in others if search(lowered(text)))
-        ends = np.cumsum([len(part) + 1 for part in parts])
-        starts, found = _words(data)
-        width = 1
-        for wanted, table in self._tables.items():
-            found, width = _widened(found, width, wanted), wanted
-            named.update(np.searchsorted(ends, starts[table.places(found)], "right").tolist())
+            named.update(number for number, text in enumerate(texts) if search(text))
+        if self._keys is not None:
+            parts = [text.encode(errors="surrogatepass") for text in texts]
+            ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)) + 1)
+            places = self._keys.places(b"\n".join(parts))
+            named.update(np.searchsorted(ends, places, "right").tolist())
         return sorted(named)
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """The keys of one number of words."""
+class _Keys:
+    """The keys of runs of ASCII words."""
 
-    hashes: Array
-    """u64, ascending."""
-    bits: Array
-    """(1 << TABLE_BITS,) whether a hash begins with these bits: most places need no more."""
+    def __init__(self, runs: Sequence[str]) -> None:
+        data = _Bytes.of("\n".join(runs).encode())
+        begins = np.cumsum([0, *(len(run) + 1 for run in runs)])
+        counts = np.zeros(1)
+        self._least = MOST_BYTES + 1
+        """Bytes of a long token: so few that each run has two."""
+        while counts.min() < SIZES[0] and self._least > 1:
+            self._least -= 1
+            starts = _starts(data, self._least)
+            counts = np.diff(np.searchsorted(starts, begins))
+        pairs = _pairs(_values(data, starts))
+        first = np.searchsorted(starts, begins[:-1])
+        lengths = np.append(_lengths(data, starts), [0] * SIZES[-1]).astype(np.uint64)
+        lines = np.append(np.searchsorted(begins, starts, "right"), [0] * SIZES[-1])
+        sizes = np.array(SIZES)[np.searchsorted(SIZES, counts, "right") - 1]
+        begin = []
+        self._keys: dict[int, _Hashes] = {}
+        for size in np.unique(sizes).tolist():
+            is_whole = lines[: len(pairs)] == lines[size - 1 : len(pairs) + size - 1]
+            # Pairs of long tokens are rare. N-grams that overlap mostly choose the same.
+            longs = lengths[: len(pairs)] + lengths[1 : len(pairs) + 1]
+            order = np.where(is_whole, (pairs >> LENGTH_BITS) - (longs << PAIR_BITS), MOST)
+            least = np.minimum.reduceat(order, first)
+            is_chosen = is_whole & (order == least[lines[: len(pairs)] - 1])
+            chosen = np.flatnonzero(is_chosen & (sizes == size)[lines[: len(pairs)] - 1])
+            self._keys[size] = _Hashes.of(_key(pairs, chosen, size))
+            begin.append(pairs[chosen])
+        self._pairs = _Hashes.of(np.concatenate(begin))
+
+    def places(self, data: bytes) -> Array:
+        """Where keys are."""
+        given = _Bytes.of(data)
+        starts = _starts(given, self._least)
+        pairs = _pairs(_values(given, starts))
+        near = self._pairs.maybe(pairs)
+        found = [near[keys.found(_key(pairs, near, size))] for size, keys in self._keys.items()]
+        return np.concatenate([starts[one] for one in found])
+
+
+class _Hashes(NamedTuple):
+    """Some hashes, and what tells most others apart."""
+
+    ascending: Array
+    table: Array
+    """(1 << TABLE_BITS,) whether a hash has a slot."""
 
     @staticmethod
-    def of(keys: Sequence[str], width: int) -> _Table:
-        """keys: words joined by blanks, as many in each."""
-        _, values = _words("\n".join(keys).encode())
-        hashes = np.unique(_widened(values, 1, width)[::width])
-        bits = np.zeros(1 << TABLE_BITS, np.bool_)
-        bits[hashes >> SHIFT] = True
-        return _Table(hashes, bits)
+    def of(hashes: Array) -> _Hashes:
+        """Of any, several times too."""
+        table = np.zeros(1 << TABLE_BITS, np.bool_)
+        table[_slots(hashes)] = True
+        return _Hashes(np.unique(hashes), table)
 
-    def places(self, hashes: Array) -> Array:
-        """Where a key is."""
-        near = np.flatnonzero(self.bits[hashes >> SHIFT])
-        at = np.searchsorted(self.hashes, hashes[near])
-        chosen: Array = near[self.hashes[np.minimum(at, len(self.hashes) - 1)] == hashes[near]]
-        return chosen
+    def maybe(self, given: Array) -> Array:
+        """Where those given may be one."""
+        return np.flatnonzero(self.table.take(_slots(given), mode="clip"))
 
-
-def _ascii_run(ngram: str) -> list[str]:
-    """The longest run of ASCII words."""
-    words = ngram.split(" ")
-    if ngram.isascii():
-        return words
-    runs = (list(run) for is_ascii, run in groupby(words, str.isascii) if is_ascii)
-    return max(runs, key=len, default=[])
+    def found(self, given: Array) -> Array:
+        """Where those given are one."""
+        near = self.maybe(given)
+        at = np.minimum(np.searchsorted(self.ascending, given[near]), len(self.ascending) - 1)
+        found: Array = near[self.ascending[at] == given[near]]
+        return found
 
 
-def _key(run: Sequence[str], width: int) -> str:
-    """So many words of a run; of few words the longest, as short ones are in many texts."""
-    places = range(1 if width == MOST_KEY_WORDS else len(run) - width + 1)
-    return max((" ".join(run[place : place + width]) for place in places), key=len)
+class _Bytes(NamedTuple):
+    """Bytes of texts, with some zeros around them."""
+
+    size: int
+    is_inside: Array
+    """(size + PAD,) whether a byte is of a token; byte n of the texts is at n + 1."""
+    lower: Array
+    """(size + PAD,) u8 in lower case, 0 where no token is."""
+
+    @staticmethod
+    def of(data: bytes) -> _Bytes:
+        """Look at each byte."""
+        given = np.frombuffer(b"\0" + data + bytes(PAD - 1), np.uint8)
+        lower = given | np.uint8(0x20)
+        scratch = lower - np.uint8(ord("a"))
+        inside = scratch < 26
+        inside &= lower != NO_TOKEN
+        np.subtract(given, np.uint8(ord("0")), out=scratch)
+        inside |= scratch < 10
+        inside |= given == ord("_")
+        lower *= inside.view(np.uint8)
+        return _Bytes(len(data), inside, lower)
 
 
-def _words(data: bytes) -> tuple[Array, Array]:
-    """(n,) starts and u64 values of the ASCII words."""
-    padded = b"\0" + data.translate(LOWER) + bytes(WORD_BYTES)
-    is_word = np.frombuffer(padded, np.uint8) != 0
-    edges = np.flatnonzero(is_word[1:] != is_word[:-1])
-    starts = edges[::2]
-    lengths = edges[1::2] - starts
-    # Eight bytes from each place on.
-    windows = np.ndarray((len(data) + 1,), "<u8", padded, offset=1, strides=(1,))
-    values = windows[starts] & MASKS[np.minimum(lengths, WORD_BYTES)]
-    values += lengths.astype(np.uint64)
+def _starts(data: _Bytes, least: int) -> Array:
+    """Where tokens of so many bytes or more begin."""
+    inside = data.is_inside
+    count = -(-data.size // 4) * 4  # whole groups of four bytes
+    begins = inside[1 : count + 1] > inside[:count]
+    for more in range(1, least):
+        begins &= inside[1 + more : count + 1 + more]
+    return _true(begins) if least >= 3 else np.flatnonzero(begins)
+
+
+def _lengths(data: _Bytes, starts: Array) -> Array:
+    """How many bytes of these tokens count."""
+    ends = np.flatnonzero(data.is_inside[1:-1] > data.is_inside[2:]) + 1
+    found: Array = np.minimum(ends[np.searchsorted(ends, starts, "right")] - starts, MOST_BYTES)
+    return found
+
+
+def _true(flags: Array) -> Array:
+    """Where a flag is set, of flags of which no two of four are; numpy's own way is slow where one
+    in twenty is."""
+    groups = flags.view("<u4")
+    which = np.flatnonzero(groups != 0)
+    inside = np.bitwise_count(groups[which] - np.uint32(1)) >> np.uint8(3)
+    found: Array = which * 4 + inside
+    return found
+
+
+def _values(data: _Bytes, starts: Array) -> Array:
+    """u64 values of tokens by their first MOST_BYTES bytes."""
+    windows = np.ndarray((data.size + 1,), "<u8", data.lower.data, offset=1, strides=(1,))
+    values = windows[starts]
+    ends = ~(values + SEVEN_BITS) & HIGH_BITS  # of the bytes that are 0
+    values &= ends ^ (ends - np.uint64(1))  # what is before the first of them
     values *= MULTIPLIER
     values ^= values >> np.uint64(29)
-    return starts, values
+    return values
 
 
-def _widened(hashes: Array, width: int, wanted: int) -> Array:
-    """Hashes of runs of `wanted` words from those of `width`; both are powers of two."""
-    while width < wanted:
-        multiplier = np.uint64(pow(int(MULTIPLIER), width, 1 << 64))
-        hashes = hashes[:-width] * multiplier + hashes[width:]
-        width *= 2
-    return hashes
+def _pairs(values: Array) -> Array:
+    """Hashes of each token with the next."""
+    found: Array = values[:-1] * MULTIPLIER + values[1:]
+    return found
+
+
+def _key(pairs: Array, chosen: Array, size: int) -> Array:
+    """Hashes of so many tokens from those on; behind the last, any."""
+    found = pairs[chosen]
+    for more in range(2, size, 2):
+        found = found * MULTIPLIER + pairs[np.minimum(chosen + more, len(pairs) - 1)]
+    return found
+
+
+def _slots(pairs: Array) -> Array:
+    """Place in the table. The high bits of the least pairs are alike."""
+    found: Array = ((pairs >> SHIFT) & SLOTS).view(np.int64)
+    return found
+
+
+def _spelled(letters: Set[str]) -> re.Pattern[str]:
+    """Matches any of these letters, in lower or upper case."""
+    found = set(letters).union(*(_by_lower_case().get(letter, ()) for letter in letters))
+    return re.compile(f"[{re.escape(''.join(sorted(found)))}]")
+
+
+@cache
+def _by_lower_case() -> dict[str, list[str]]:
+    """The letters that become another in lower case, by that."""
+    found = {FINAL_SIGMA: [FINAL_SIGMA.upper()]}
+    for letter in map(chr, range(LAST_CASED + 1)):
+        if (lower := letter.lower()) != letter:
+            found.setdefault(lower, []).append(letter)
+    return found
+
+
+def _stretch(run: str) -> str:
+    """What a run ends with, which n-grams that follow it in a text have too; the whole of one that
+    ends with short words."""
+    end = " ".join(run.split(" ")[-STRETCH:])
+    return end if sum(len(token) >= LONG for token in _tokens(end)) >= SIZES[1] else run
+
+
+def _tokens(run: str) -> list[str]:
+    """The tokens of ASCII words."""
+    return run.replace(chr(NO_TOKEN), " ").split()
+
+
+def _ascii_run(ngram: str) -> str:
+    """The longest run of ASCII words."""
+    runs = (" ".join(run) for is_ascii, run in groupby(ngram.split(" "), str.isascii) if is_ascii)
+    return max(runs, key=len, default="")

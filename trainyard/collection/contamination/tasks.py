@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import orjson
+
 from trainyard import json_text
 from trainyard.artifacts import store
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES
@@ -84,6 +86,10 @@ def _decoded(data: bytes, where: str) -> str:
 
 
 def _parsed(data: bytes, where: str) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass  # it refuses what Python's json takes, such as NaN
     try:
         return json_text.loads(data)
     except ValueError as error:

@@ -68,6 +68,7 @@ def _rows(offset: int, lines: Lines, first: int, keys: Sequence[str], max_bytes:
         bad,
         lambda i: excerpt(lines[chosen[i]]),
         lines,
+        kept is None and not long,
     )
 
 

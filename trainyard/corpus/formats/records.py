@@ -144,3 +144,5 @@ class Rows:
     """Returns the beginning of record number i, for messages."""
     raw: list[bytes | bytearray]
     """The lines of the records, or []; cleared before they are processed, to free memory."""
+    is_plain: bool = False
+    """Whether every line is a record, read by orjson."""
