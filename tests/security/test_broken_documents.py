@@ -200,9 +200,7 @@ def test_names_that_lead_out_of_the_yard_are_not_removed(tmp_path: Path) -> None
 
 # --- all others -------------------------------------------------------------------------------
 
-OWN = {
-    "stages/decontaminate/count.py",  # between the steps of a run
-    "stages/decontaminate/run.py",
+OWN = {  # between the steps of a run
     "stages/dedup/decide.py",
     "trainyard/collection/duplicates/clusters.py",
     "stages/mix/scatter.py",  # between the steps of a run
