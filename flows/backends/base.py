@@ -112,6 +112,8 @@ class StageJobRun(JobRun[Outcome]):
             self._stop_reason = reason
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop_job())
+            # Whoever waits raises its error; a wait that failed before that leaves none to do so.
+            self._stopping.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._stopping
 
     async def stop(self) -> None:
