@@ -92,6 +92,8 @@ def _send_what_matters(send: Callable[..., None], name: str, **content: Any) -> 
             report["when"] != "call"
             and report["outcome"] == "passed"
             and report["duration"] < 0.005
+            and not report["sections"]
+            and not report["user_properties"]
         ):
             return
     send(name, **content)

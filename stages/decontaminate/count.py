@@ -94,7 +94,7 @@ def count_unit(job: UnitJob) -> UnitDone:
                 counts.update(hit.ngram for hit in hits)
         found.documents += len(texts)
         found.chars += sum(map(len, texts))
-        have_origin |= _have_origin(rows)
+        have_origin |= _have_origin(rows, job.config.documents.json_key)
     found.counts = dict(sorted(counts.items()))
     found.has_origin = have_origin.pop() if len(have_origin) == 1 else None
     name = name_of(job)
@@ -102,11 +102,14 @@ def count_unit(job: UnitJob) -> UnitDone:
     return UnitDone((record,), {}, reader.digests)
 
 
-def _have_origin(rows: Rows) -> set[bool | None]:
-    """What `has_origin` may be for these."""
+def _have_origin(rows: Rows, key: str) -> set[bool | None]:
+    """What `has_origin` may be for these. A key that may stand twice would pass on unsearched."""
+    quoted = orjson.dumps(key)
     if not rows.is_plain or len(rows.records) < rows.num_lines:
         return {None}
     if not all(line[:1] == b"{" and line[-1:] == b"}" for line in rows.raw):
+        return {None}
+    if any(line.count(quoted) > 1 for line in rows.raw):
         return {None}
     if any(SPLIT_ID in record for record in rows.records):
         return {None}

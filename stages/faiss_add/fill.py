@@ -78,9 +78,10 @@ def _check_disk(index: Any, wanted: Sequence[VectorBlock], stage: StageRun) -> N
     kept = sum(len(block) for block in wanted if _name(block) not in done)
     codes = kept * facts.code_bytes if facts.has_codes else 0
     total = index.ntotal + added
+    each = facts.code_bytes if facts.has_codes else 4 * index.d
     check_disk(
         stage,
-        codes + total * (facts.code_bytes + 8),
+        codes + total * (each + 8),
         f"an index of {total:,} vectors and the codes kept for a rerun",
         "free some, take shorter codes such as PQ64, or write to another disk or an object store",
     )

@@ -60,14 +60,14 @@ def run(config: RetroEmbedConfig, stage: StageRun) -> dict[str, Any]:
     own = mine[ranks.rank :: ranks.count]
     # Looked up before the beginning: at the end, rank 0 removes what says so.
     todo = [block for block in own if finished_file(stage, block.key) is None]
-    if ranks.rank == 0:
-        missing = sum(len(block) for block in mine if finished_file(stage, block.key) is None)
-        check_disk(
-            stage,
-            missing * embedder.dimensions * 4,
-            f"{missing:,} embeddings of {embedder.dimensions} dimensions",
-            "free some, or write to another disk or an object store",
-        )
+    # On every rank: one that did not see the refusal would wait for the others.
+    missing = sum(len(block) for block in mine if finished_file(stage, block.key) is None)
+    check_disk(
+        stage,
+        missing * embedder.dimensions * 4,
+        f"{missing:,} embeddings of {embedder.dimensions} dimensions",
+        "free some, or write to another disk or an object store",
+    )
     if begin(stage, ranks, mine):
         _embed(stage, own, todo, texts, embedder)
     if ranks.rank > 0:

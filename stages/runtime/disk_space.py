@@ -22,7 +22,10 @@ def check_disk(stage: StageRun, needed: int, what: str, remedy: str) -> None:
         return
     folder = folder.absolute()
     existing = next(one for one in (folder, *folder.parents) if one.is_dir())
-    free = shutil.disk_usage(existing).free
+    disk = shutil.disk_usage(existing)
+    if not disk.total:  # a file system that does not say
+        return
+    free = disk.free
     log.info("disk needed_gb=%.2f free_gb=%.2f", needed / 1e9, free / 1e9)
     if needed > free:
         raise ConfigError(

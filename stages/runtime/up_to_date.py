@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -23,7 +23,7 @@ from trainyard.artifacts.manifest import (
 from trainyard.artifacts.output import MANIFEST, Output
 from trainyard.artifacts.parts import wrong_file
 from trainyard.artifacts.urls import canonical_each, has_glob, is_local, join, lies_in
-from trainyard.config import digest_relevant, to_dict
+from trainyard.config import differing, digest_relevant, to_dict
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.version import VERSION
 
@@ -178,7 +178,8 @@ def decide(
         )
     changed_code = "" if manifest is None else _changed_code(manifest, code, files)
     keeps = goes_on is not None and goes_on.code_change() == "keep"
-    reason = _reason(manifest, slot, inputs, options, "" if keeps else changed_code, output)
+    relevant_code = "" if keeps else changed_code
+    reason = _reason(manifest, slot, inputs, options, differing(config), relevant_code, output)
     remark = ""
     if reason is None and changed_code and manifest is not None:
         remark = (
@@ -246,6 +247,7 @@ def _reason(
     slot: ManifestSlot | None,
     inputs: dict[str, Input],
     options: dict[str, Any],
+    given: Collection[str],
     changed_code: str,
     output: Output,
 ) -> str | None:
@@ -253,7 +255,7 @@ def _reason(
         return "a run that was replacing it did not finish" if slot else "there is no manifest yet"
     return (
         _changed_input(manifest, inputs)
-        or _changed_option(manifest.config, options)
+        or _changed_option(manifest.config, options, given)
         or changed_code
         or _missing_file(manifest, output)
     )
@@ -314,8 +316,13 @@ def _moved_input(manifest: Manifest, inputs: dict[str, Input]) -> str | None:
     return None
 
 
-def _changed_option(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+def _changed_option(
+    before: dict[str, Any], now: dict[str, Any], given: Collection[str]
+) -> str | None:
+    """given: options that are not at their default. An option that an earlier version did not have
+    has not changed while it is at its default."""
+    keys = before.keys() | now.keys() & given
+    changed = [key for key in sorted(keys) if before.get(key) != now.get(key)]
     if not changed:
         return None
     key = changed[0]

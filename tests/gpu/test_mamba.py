@@ -78,7 +78,8 @@ def test_the_mixer(
     narrow = copy.deepcopy(ours)
     ours.backend = "triton"
     x = draw(length, b, 32, seed=50)
-    places = torch.tensor([[0, 17 + row, length - 5, length] for row in range(b)]).cuda()
+    # Also where a chunk ends, and just behind that.
+    places = torch.tensor([[0, 17 + row, 64, 65, length - 5, length] for row in range(b)]).cuda()
     mask = AttentionMask(bounds=places if documented else None)
     found, right = answers(ours, x, mask, compiled), answers(plain, x, mask, False)
     rounded = answers(narrow, x, mask, False)

@@ -69,7 +69,7 @@ def test_lines_that_pass_on_unread_are_the_documents_that_are_read(
     options = {**sets, "mode": mode, "on_bad_line": "skip", "remove_char_each_side": 3}
     decontaminate(source, folder / "lines", **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.decontaminate.count._have_origin", lambda rows: {None})
+        patch.setattr("stages.decontaminate.count._have_origin", lambda rows, key: {None})
         decontaminate(source, folder / "read", **options)
     for kind in ("documents", "dropped"):
         ours, theirs = (rows(folder / name, kind) for name in ("lines", "read"))
@@ -91,6 +91,15 @@ def test_a_line_keeps_its_bytes(tmp_path: Path, sets: dict[str, Any], name: str)
         % (name.encode(), len(lines[0]))
     )
     assert orjson.loads(first)["text"] == "A caf\u00e9"
+
+
+def test_a_key_that_stands_twice_does_not_pass_on_unsearched(
+    tmp_path: Path, sets: dict[str, Any]
+) -> None:
+    line = json.dumps({"text": QUESTIONS[0]})[:-1] + ', "text": "nothing"}'
+    (tmp_path / "in.jsonl").write_text(line + "\n")
+    decontaminate(tmp_path / "in.jsonl", tmp_path / "out", **{**sets, "key_threshold": 0})
+    assert QUESTIONS[0] not in (tmp_path / "out/documents-00000.jsonl").read_text()
 
 
 def test_a_file_that_lost_a_document_since_it_was_counted_is_an_error(

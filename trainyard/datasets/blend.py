@@ -12,14 +12,18 @@ the next one has a lower floor."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache, partial
+from pickle import UnpicklingError
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 MAX_DATASETS = np.iinfo(np.int16).max
 
@@ -83,9 +87,9 @@ def compiled_walk() -> Walk:
     compiler = partial(njit, "void(f8[::1], f8[::1], f8[::1], i2[::1], i8[::1])")
     try:
         compiled: Walk = compiler(error_model="numpy", cache=True)(_walk)
-    except RuntimeError as error:
-        if "cannot cache function" not in str(error):
-            raise
+    # No folder to write to; a full disk; a file that a crash has cut short.
+    except (RuntimeError, OSError, EOFError, ValueError, UnpicklingError) as error:
+        log.info("blends are compiled anew, their cache cannot be used: %s", error)
         compiled = compiler(error_model="numpy")(_walk)
     return compiled
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
@@ -96,8 +97,12 @@ def usage(prompts: Sequence[Sequence[int]], outputs: Sequence[Output]) -> dict[s
 
 
 def encoded(document: dict[str, Any]) -> bytes:
-    """JSON without spaces."""
-    return DOCUMENT.dump_json(document)
+    """JSON without spaces, in ASCII: clients that split a stream into lines as Python does would
+    cut it at U+2028."""
+    found = DOCUMENT.dump_json(document)
+    if found.isascii():
+        return found
+    return json.dumps(json.loads(found), separators=(",", ":")).encode()
 
 
 async def event_stream(

@@ -25,8 +25,9 @@ CLOSE_SECONDS = 2
 BACKLOG = 1024
 IDLE_SECONDS = 75
 """Limit of a connection without requests."""
-UNREAD_SECONDS = 60.0
-"""Limit of a client that reads nothing of an answer that waits for it."""
+UNREAD_SECONDS = 600.0
+"""Limit of a connection that is full all the time: of a client that reads nothing of an answer, or
+so slowly that its buffers stay full."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -147,6 +147,16 @@ def test_the_reason_of_a_rerun_names_what_changed(toy: Toy) -> None:
     assert "nothing to do" in toy("--suffix", "!", "--seconds", "0.001")
 
 
+def test_an_option_that_an_earlier_version_did_not_have_changes_nothing(toy: Toy) -> None:
+    toy()
+    path = Path(toy.output, "manifest.json")
+    manifest = json.loads(path.read_text())
+    del manifest["config"]["suffix"]
+    path.write_text(json.dumps(manifest))
+    assert "nothing to do" in toy()
+    assert "option --suffix changed (None -> '!')" in toy("--suffix", "!")
+
+
 def test_a_flow_run_forces_a_stage_once(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     toy()
     for flow_run in ("one", "another"):

@@ -14,6 +14,7 @@ from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.request import Request
 from trainyard.inference.static import run_requests
 from trainyard.inference.texts import build_decoder
+from trainyard.serving.openai_options import encoded
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +41,14 @@ def streamed(client: openai.OpenAI, **fields: Any) -> tuple[dict[int, str], Any]
         for choice in chunk.choices:
             texts[choice.index] = texts.get(choice.index, "") + choice.text
     return texts, usage
+
+
+def test_an_event_is_one_line_for_every_reader() -> None:
+    texts = ["plain", "caf\u00e9", "a\u2028b\x85c", "\U0001f600"]
+    for text in texts:
+        line = encoded({"text": text, "logprob": float("nan")})
+        assert len(line.decode().splitlines()) == 1
+        assert json.loads(line) == {"text": text, "logprob": None}
 
 
 def test_the_text_is_that_of_the_static_engine(

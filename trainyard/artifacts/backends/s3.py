@@ -98,11 +98,10 @@ class S3Backend(FsspecBackend):
         return self._head(url) is not None
 
     def list_files(self, url: str) -> dict[str, int]:
-        return {name: int(entry["Size"]) for name, entry in self._listed(url)}
+        return {name: size_bytes for name, (size_bytes, _) in self._listed(url)}
 
     def list_folder(self, url: str) -> dict[str, tuple[int, str]]:
-        found = self._listed(url, Delimiter="/")
-        return {name: (int(entry["Size"]), str(entry["ETag"])) for name, entry in found}
+        return dict(self._listed(url, Delimiter="/"))
 
     def list_subfolders(self, url: str) -> list[str]:
         folder = self.folder(url)
@@ -110,13 +109,14 @@ class S3Backend(FsspecBackend):
         found = [entry["Prefix"] for reply in replies for entry in reply.get("CommonPrefixes", ())]
         return sorted(prefix[len(folder["Prefix"]) :].removesuffix("/") for prefix in found)
 
-    def _listed(self, url: str, **how: str) -> list[tuple[str, Any]]:
-        """Name relative to the folder, and what the store says of it; sorted."""
+    def _listed(self, url: str, **how: str) -> list[tuple[str, tuple[int, str]]]:
+        """Name relative to the folder, size and version; sorted."""
         folder, found = self.folder(url), {}
         for reply in self.pages("list_objects_v2", **folder, **how):
             for entry in reply.get("Contents", ()):
                 if not entry["Key"].endswith("/"):  # a folder marker of some tools
-                    found[entry["Key"][len(folder["Prefix"]) :]] = entry
+                    name = entry["Key"][len(folder["Prefix"]) :]
+                    found[name] = (int(entry["Size"]), str(entry["ETag"]))
         return sorted(found.items())
 
     def delete(self, url: str) -> None:

@@ -135,6 +135,7 @@ def _(
 
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # of these no zeros
     ctx.save_for_backward(*output[1:], *inputs[:8])
     ctx.settings = inputs[8:]
 
