@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from stages.runtime.context import StageRun
 from trainyard.artifacts.inputs import NUM_THREADS
@@ -13,6 +14,9 @@ from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import parent
 from trainyard.errors import ArtifactError
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 SHOWN = 8
 
@@ -44,10 +48,15 @@ def _difference(share: Manifest, stage: StageRun) -> str | None:
 
 
 def read_all(shares: Sequence[Output]) -> list[Manifest | None]:
-    """The manifests of shares, several at a time: each may be a question to a far store."""
+    """The manifests of shares."""
+    found = several_at_once(lambda share: read_manifest(share.manifest_url), shares)
+    return [one[0] if one is not None else None for one in found]
+
+
+def several_at_once(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    """The results of `work`, in threads: each may be a question to a far store."""
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="shares") as threads:
-        found = threads.map(lambda share: read_manifest(share.manifest_url), shares)
-        return [one[0] if one is not None else None for one in found]
+        return list(threads.map(work, items))
 
 
 def check_all_made(
