@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 SHOWN = 8
 
+OTHER_CODE = "made of another code"
+
 
 def share_manifests(
     stage: StageRun,
@@ -44,7 +46,7 @@ def _difference(share: Manifest, stage: StageRun) -> str | None:
     """How a share differs from what this run would make; None if it does not."""
     if share.lineage != (stage.shares_lineage or stage.lineage):
         return "made of other inputs or other options"
-    return "made of another code" if share.code.get("digest") != stage.code else None
+    return OTHER_CODE if share.code.get("digest") != stage.code else None
 
 
 def read_all(shares: Sequence[Output]) -> list[Manifest | None]:
@@ -67,6 +69,15 @@ def check_all_made(
     if missing:
         raise ArtifactError(_unfit(shares, missing, "not made yet", program))
     return [one for one in found if one is not None]
+
+
+def check_all_list(
+    shares: Sequence[Output], found: Sequence[Manifest], name: str, program: str
+) -> None:
+    """Refuse shares whose manifests lack a file that the present code always writes."""
+    lacking = [rank for rank, one in enumerate(found) if one.record(name) is None]
+    if lacking:
+        raise ArtifactError(_unfit(shares, lacking, OTHER_CODE, program))
 
 
 def _unfit(shares: Sequence[Output], ranks: Sequence[int], why: str, program: str) -> str:

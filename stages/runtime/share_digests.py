@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from stages.runtime.context import StageRun
 from stages.runtime.joined_shares import (
+    check_all_list,
     check_all_made,
     read_all,
     several_at_once,
@@ -60,7 +61,8 @@ class DigestedInShares(Protocol):
 def of_raw_files(stage: str, config: object, output: Output | None) -> dict[str, OfRaw]:
     """What stands for the contents of the raw files of inputs, by name; of others, their digests.
 
-    Raises ArtifactError if shares to join are missing, before any input is read."""
+    Raises ArtifactError if shares to join are missing or of an earlier version, before any input is
+    read."""
     if not isinstance(config, DigestedInShares):
         return {}
     names = config.digested_inputs()
@@ -78,9 +80,9 @@ def _combine_digests(stage: str, shares: Sequence[Output], is_made: bool) -> boo
     """Remember the digests of the files that the shares read together. False if there are none to
     join: of an output that is made, they are gone."""
     found = read_all(shares)
-    if not shares or (is_made and not all(found)):
+    if not shares or (is_made and not all(one and one.record(BLOCKS) for one in found)):
         return False
-    check_all_made(shares, found, stage)
+    check_all_list(shares, check_all_made(shares, found, stage), BLOCKS, stage)
     read = several_at_once(lambda share: _read_blocks(share.file_url(BLOCKS)), shares)
 
     def remember(url: str) -> None:

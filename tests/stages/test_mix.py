@@ -20,13 +20,16 @@ from stages.runtime.cli import stage_main
 from stages.runtime.up_to_date import decide
 from tests.stages.clean_runs import contents, prose, report, rows, write
 from tests.stages.directly import run_directly
+from trainyard.artifacts import store
 from trainyard.artifacts.backends.local import LocalBackend
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import basename
 from trainyard.collection.mixture import BINS, bins_of, copies_of, threshold
 from trainyard.config import from_dict
 from trainyard.corpus import unit_sizes
 from trainyard.corpus.pairs import BLOCKS
-from trainyard.errors import ConfigError, DataError
+from trainyard.errors import ArtifactError, ConfigError, DataError
 
 
 def mix(folder: Path | str, **options: Any) -> dict[str, Any]:
@@ -138,6 +141,24 @@ def test_a_join_decides_with_two_reads_of_each_share_however_many_sources(
     read.clear()
     decide("mix", one, ["stages.mix.run"], force=False)
     assert [read[url] for url in one.input] == sources
+
+
+def test_shares_of_a_version_that_digested_no_ranges_are_refused_by_their_ranks(
+    three_shares: MixConfig,
+) -> None:
+    shares = three_shares.all_shares()
+    for rank in (0, 2):
+        url = shares[rank].manifest_url
+        found = read_manifest(url)
+        assert found is not None
+        Path(shares[rank].file_url(BLOCKS)).unlink()
+        files = tuple(one for one in found[0].files if one.path != BLOCKS)
+        Path(url).write_text(json.dumps(replace(found[0], files=files).to_document()))
+    with pytest.raises(ArtifactError, match="those of rank 0, 2 are made of another code; run"):
+        decide("mix", three_shares, ["stages.mix.run"], force=False)
+    made = store.join(three_shares.output_dir, MANIFEST)
+    store.write_bytes(made, store.read_bytes(shares[1].manifest_url))
+    decide("mix", three_shares, ["stages.mix.run"], force=False)  # the output needs no share
 
 
 @pytest.mark.slow
