@@ -75,7 +75,8 @@ class BenchmarkConfig:
     load_test: LoadTestConfig = field(default_factory=LoadTestConfig)
     engine: DynamicConfig = field(default_factory=DynamicConfig)
     cuda_graph_impl: Literal["none", "local"] = execution("none")
-    """local: compile the step of one token and replay it as a CUDA graph. For GPTs on one GPU."""
+    """local: compile the step of one token and replay it as a CUDA graph. For GPTs on one GPU.
+    A smaller last batch is padded."""
     num_warmups: int = execution(1)
     """Untimed runs of the first batch for 10 tokens; of a load, requests that no figure counts."""
     inference_repeat_n: int = execution(1)

@@ -20,6 +20,7 @@ from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.log_probs import OnToken
 from trainyard.inference.measure import request_timing, throughput
 from trainyard.inference.on_ranks import model_on_ranks
+from trainyard.inference.padded import PaddedDecoder
 from trainyard.inference.prompts import read_prompts
 from trainyard.inference.request import Completion
 from trainyard.inference.static import GenerationResult, check_room, run_requests
@@ -105,16 +106,19 @@ class Benchmark:
         config.check_length(max(map(len, self.prompts)))
 
     def _decoder(self, batch_size: int) -> Decoder:
-        """Made once for each size of a batch: what is compiled and recorded stays."""
-        if batch_size not in self._decoders:
-            self._decoders[batch_size] = build_decoder(
-                self.generator,
-                batch_size,
-                max(map(len, self.prompts)),
-                self.config.num_tokens_to_generate,
-                compiled=self.config.cuda_graph_impl == "local",
+        """Made once for each size of a batch. A compiled one is made for the first batch, which
+        none exceeds, and smaller ones are padded: another would be compiled while time is taken,
+        and on a CPU hold the weights once more."""
+        compiled = self.config.cuda_graph_impl == "local"
+        most = min(self.config.inference_max_requests, len(self.prompts))
+        size = most if compiled else batch_size
+        if size not in self._decoders:
+            longest, count = max(map(len, self.prompts)), self.config.num_tokens_to_generate
+            self._decoders[size] = build_decoder(
+                self.generator, size, longest, count, compiled=compiled
             )
-        return self._decoders[batch_size]
+        decoder = self._decoders[size]
+        return decoder if size == batch_size else PaddedDecoder(decoder, size)
 
     def warm_up(self) -> None:
         """Generate a few tokens of the first batch, so that no timing includes one-time work."""

@@ -51,8 +51,13 @@ def _paragraphs(text: str) -> str:
 
 
 def _texts_under_fields(owner: type) -> dict[str, str]:
-    """The string literal under each field of a class, by the name of the field."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    """The string literal under each field of a class, by the name of the field; none of a class
+    whose source is not found, such as that of a program that makes its options."""
+    try:
+        source = inspect.getsource(owner)
+    except (OSError, TypeError):
+        return {}
+    body = ast.parse(textwrap.dedent(source)).body[0]
     assert isinstance(body, ast.ClassDef)
     return {
         field.target.id: under.value.value

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from stages.runtime.context import StageRun
 from trainyard.artifacts.inputs import NUM_THREADS
@@ -14,7 +15,12 @@ from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import parent
 from trainyard.errors import ArtifactError
 
+S = TypeVar("S")
+T = TypeVar("T")
+
 SHOWN = 8
+
+OTHER_CODE = "made of another code"
 
 
 def share_manifests(
@@ -40,14 +46,19 @@ def _difference(share: Manifest, stage: StageRun) -> str | None:
     """How a share differs from what this run would make; None if it does not."""
     if share.lineage != (stage.shares_lineage or stage.lineage):
         return "made of other inputs or other options"
-    return "made of another code" if share.code.get("digest") != stage.code else None
+    return OTHER_CODE if share.code.get("digest") != stage.code else None
 
 
 def read_all(shares: Sequence[Output]) -> list[Manifest | None]:
-    """The manifests of shares, several at a time: each may be a question to a far store."""
+    """The manifests of shares."""
+    found = several_at_once(lambda share: read_manifest(share.manifest_url), shares)
+    return [one[0] if one is not None else None for one in found]
+
+
+def several_at_once(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    """The results of `work`, in threads: each may be a question to a far store."""
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="shares") as threads:
-        found = threads.map(lambda share: read_manifest(share.manifest_url), shares)
-        return [one[0] if one is not None else None for one in found]
+        return list(threads.map(work, items))
 
 
 def check_all_made(
@@ -58,6 +69,15 @@ def check_all_made(
     if missing:
         raise ArtifactError(_unfit(shares, missing, "not made yet", program))
     return [one for one in found if one is not None]
+
+
+def check_all_list(
+    shares: Sequence[Output], found: Sequence[Manifest], name: str, program: str
+) -> None:
+    """Refuse shares whose manifests lack a file that the present code always writes."""
+    lacking = [rank for rank, one in enumerate(found) if one.record(name) is None]
+    if lacking:
+        raise ArtifactError(_unfit(shares, lacking, OTHER_CODE, program))
 
 
 def _unfit(shares: Sequence[Output], ranks: Sequence[int], why: str, program: str) -> str:

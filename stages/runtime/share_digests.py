@@ -13,7 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from stages.runtime.context import StageRun
-from stages.runtime.joined_shares import check_all_made, read_all
+from stages.runtime.joined_shares import (
+    check_all_list,
+    check_all_made,
+    read_all,
+    several_at_once,
+)
 from trainyard.artifacts import store
 from trainyard.artifacts.block_digest import MARK, block_digest, remember_digest, version_mark
 from trainyard.artifacts.inputs import Manifests, OfRaw
@@ -53,34 +58,40 @@ class DigestedInShares(Protocol):
 # --- a run decides ----------------------------------------------------------------------------
 
 
-def of_raw_files(stage: str, config: object, name: str, output: Output | None) -> OfRaw | None:
-    """What stands for the contents of the raw files of an input; None: their digests.
+def of_raw_files(stage: str, config: object, output: Output | None) -> dict[str, OfRaw]:
+    """What stands for the contents of the raw files of inputs, by name; of others, their digests.
 
-    Raises ArtifactError if shares to join are missing, before the input is read."""
-    if not isinstance(config, DigestedInShares) or name not in config.digested_inputs():
-        return None
+    Raises ArtifactError if shares to join are missing or of an earlier version, before any input is
+    read."""
+    if not isinstance(config, DigestedInShares):
+        return {}
+    names = config.digested_inputs()
     if config.rank is not None:
-        return version_mark
+        return dict.fromkeys(names, version_mark)
     found = read_manifest(output.manifest_url) if output is not None else None
     if _combine_digests(stage, config.all_shares(), is_made=found is not None):
-        return block_digest
-    record = found[0].inputs.get(name) if found is not None else None
-    return block_digest if record is not None and record.digest.startswith(MARK) else None
+        return dict.fromkeys(names, block_digest)
+    records = found[0].inputs if found is not None else {}
+    marked = {name for name, record in records.items() if record.digest.startswith(MARK)}
+    return {name: block_digest for name in names if name in marked}
 
 
 def _combine_digests(stage: str, shares: Sequence[Output], is_made: bool) -> bool:
     """Remember the digests of the files that the shares read together. False if there are none to
     join: of an output that is made, they are gone."""
     found = read_all(shares)
-    if not shares or (is_made and not all(found)):
+    if not shares or (is_made and not all(one and one.record(BLOCKS) for one in found)):
         return False
-    check_all_made(shares, found, stage)
-    read = [_read_blocks(share.file_url(BLOCKS)) for share in shares]
-    for url in {url for one in read for url in one}:
+    check_all_list(shares, check_all_made(shares, found, stage), BLOCKS, stage)
+    read = several_at_once(lambda share: _read_blocks(share.file_url(BLOCKS)), shares)
+
+    def remember(url: str) -> None:
         seen = [one[url] for one in read if url in one]
         if len({info for info, _ in seen}) == 1:  # or else the join refuses some of the shares
             blocks = {number: digest for _, some in seen for number, digest in some.items()}
             remember_digest(url, seen[0][0], blocks)
+
+    several_at_once(remember, sorted({url for one in read for url in one}))
     return True
 
 

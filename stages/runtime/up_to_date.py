@@ -143,8 +143,9 @@ def decide(
     Raises ArtifactError for an input that does not exist."""
     versions = config.versions() if isinstance(config, MadeByVersions) else {}
     manifests, output = Manifests(), config.output()
+    of_raw = of_raw_files(stage, config, output)
     inputs = {
-        name: _resolved(name, urls, config, manifests, of_raw_files(stage, config, name, output))
+        name: _resolved(name, urls, config, manifests, of_raw.get(name))
         for name, urls in config.inputs().items()
         if urls
     }

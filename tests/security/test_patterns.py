@@ -18,6 +18,7 @@ from flows.backends.container.client import CORRECT
 from tests.security.patterns import FLOORS, Found, Text, attacks, patterns
 from trainyard.collection.sources.wikitext import CLOSING, PREFIXES, simple_dropped
 from trainyard.collection.words import word_pattern
+from trainyard.conversion.megatron.names import OF_ENCODER
 from trainyard.tokenizers.fast.seams import letter_seam, word_seam
 
 pytestmark = pytest.mark.slow
@@ -50,6 +51,7 @@ def made_at_run_time() -> dict[str, list[str]]:
         ],
         "trainyard/collection/words.py": [word_pattern().pattern],
         "trainyard/corpus/sentences.py": [rf"{NON_WORD}|\S+"],
+        "trainyard/conversion/megatron/names.py": [OF_ENCODER.pattern],
         "trainyard/parallel/groups.py": [r"rank \d+ failed to load: "],
         "trainyard/tokenizers/fast/seams.py": [
             seam.pattern for seam in (letter_seam(["<a>"]), word_seam(["<a>"])) if seam

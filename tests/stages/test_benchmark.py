@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stages.benchmark import static
 from stages.benchmark.config import BenchmarkConfig
 from stages.benchmark.run import run
 from tests.stages.directly import run_directly, run_program
@@ -17,7 +18,9 @@ from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.charts.numbers import milliseconds
 from trainyard.config import from_dict, to_dict
 from trainyard.errors import ConfigError
+from trainyard.inference.decoders import Decoder
 from trainyard.inference.measure import request_timing, throughput
+from trainyard.inference.texts import build_decoder
 from trainyard.models.gpt.config import GPTConfig
 
 MODEL = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=64)
@@ -73,6 +76,47 @@ def test_generations_do_not_depend_on_the_batch(checkpoint: str, tmp_path: Path)
     assert len(timings["requests"]) == 6
     together, apart = ((tmp_path / n / "generations.json").read_bytes() for n in ("a", "b"))
     assert together == apart
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Size of each decoder that is built, and whether it would be compiled; none is."""
+    found: list[tuple[int, bool]] = []
+
+    def build(*given: Any, compiled: bool) -> Decoder:
+        found.append((given[1], compiled))
+        return build_decoder(*given)
+
+    monkeypatch.setattr(static, "build_decoder", build)
+    return found
+
+
+def test_one_step_is_compiled_for_batches_of_all_sizes(
+    checkpoint: str, tmp_path: Path, built: list[tuple[int, bool]]
+) -> None:
+    options: dict[str, Any] = {"prompts": list(TEXTS), "top_k": 0, "temperature": 0.9}
+    options |= {"inference_max_requests": 2, "inference_repeat_n": 2, "return_log_probs": True}
+    benchmark(checkpoint, tmp_path / "plain", **options)
+    assert built == [(2, False), (1, False)]
+    built.clear()
+    benchmark(checkpoint, tmp_path / "compiled", **options, cuda_graph_impl="local")
+    assert built == [(2, True)]
+    plain, compiled = (tmp_path / n / "generations.json" for n in ("plain", "compiled"))
+    ours, theirs = (json.loads(path.read_text())["requests"] for path in (compiled, plain))
+    for request, expected in zip(ours, theirs, strict=True):
+        for key in ("log_probs", "prompt_log_probs"):
+            assert request.pop(key) == pytest.approx(expected.pop(key), abs=1e-4)
+        assert request == expected
+
+
+def test_the_compilers_copy_of_the_weights_has_to_fit_too(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.parallel.device.memory_bytes", lambda: 200_000)
+    options = {"prompts": ["a"], "num_tokens_to_generate": 1}
+    benchmark(checkpoint, tmp_path / "out", **options)
+    with pytest.raises(ConfigError, match=r"copy of them take .* give --cuda-graph-impl none"):
+        benchmark(checkpoint, tmp_path / "out", **options, cuda_graph_impl="local")
 
 
 def test_random_prompts_have_no_special_token(checkpoint: str, tmp_path: Path) -> None:

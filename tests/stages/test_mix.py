@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,19 @@ from stages.mix import run as mix_run
 from stages.mix import scatter
 from stages.mix.config import MixConfig
 from stages.runtime.cli import stage_main
+from stages.runtime.up_to_date import decide
 from tests.stages.clean_runs import contents, prose, report, rows, write
 from tests.stages.directly import run_directly
+from trainyard.artifacts import store
+from trainyard.artifacts.backends.local import LocalBackend
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import basename
 from trainyard.collection.mixture import BINS, bins_of, copies_of, threshold
+from trainyard.config import from_dict
 from trainyard.corpus import unit_sizes
-from trainyard.errors import ConfigError, DataError
+from trainyard.corpus.pairs import BLOCKS
+from trainyard.errors import ArtifactError, ConfigError, DataError
 
 
 def mix(folder: Path | str, **options: Any) -> dict[str, Any]:
@@ -91,6 +101,64 @@ def test_shares_joined_are_one_run(tmp_path: Path) -> None:
         assert run("joined", "--rank", str(rank), "--world-size", "2") == 0
     assert run("joined", "--world-size", "2") == 0
     assert contents(tmp_path / "joined") == contents(tmp_path / "whole")
+
+
+@pytest.fixture
+def three_shares(tmp_path: Path) -> MixConfig:
+    """The run that joins them."""
+    given = two(tmp_path)
+    words = ["--sources", "wiki", "web", "--input", *given["input"], "--world-size", "3"]
+    words += ["--output-dir", str(tmp_path / "out"), "--workers", "1"]
+    for rank in "012":
+        share = [*words, "--rank", rank]
+        assert stage_main("mix", MixConfig, "stages.mix.run", argv=share) == 0
+    return from_dict(MixConfig, {**given, "output_dir": str(tmp_path / "out"), "world_size": 3})
+
+
+def test_a_join_decides_with_two_reads_of_each_share_however_many_sources(
+    three_shares: MixConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, together = Counter[str](), Barrier(3)
+    read_version, size_and_version = LocalBackend.read_version, LocalBackend.size_and_version
+
+    def counted(self: LocalBackend, url: str) -> tuple[bytes, str]:
+        read[url] += 1
+        if basename(url) == BLOCKS:
+            together.wait(timeout=10)  # in parallel
+        return read_version(self, url)
+
+    def sized(self: LocalBackend, url: str) -> tuple[int, str]:
+        read[url] += 1
+        return size_and_version(self, url)
+
+    monkeypatch.setattr(LocalBackend, "read_version", counted)
+    monkeypatch.setattr(LocalBackend, "size_and_version", sized)
+    decide("mix", three_shares, ["stages.mix.run"], force=False)
+    for share in three_shares.all_shares():
+        assert read[share.manifest_url] == read[share.file_url(BLOCKS)] == 1
+    one = replace(three_shares, sources=("all", "all"))
+    sources = [read[url] for url in three_shares.input]
+    read.clear()
+    decide("mix", one, ["stages.mix.run"], force=False)
+    assert [read[url] for url in one.input] == sources
+
+
+def test_shares_of_a_version_that_digested_no_ranges_are_refused_by_their_ranks(
+    three_shares: MixConfig,
+) -> None:
+    shares = three_shares.all_shares()
+    for rank in (0, 2):
+        url = shares[rank].manifest_url
+        found = read_manifest(url)
+        assert found is not None
+        Path(shares[rank].file_url(BLOCKS)).unlink()
+        files = tuple(one for one in found[0].files if one.path != BLOCKS)
+        Path(url).write_text(json.dumps(replace(found[0], files=files).to_document()))
+    with pytest.raises(ArtifactError, match="those of rank 0, 2 are made of another code; run"):
+        decide("mix", three_shares, ["stages.mix.run"], force=False)
+    made = store.join(three_shares.output_dir, MANIFEST)
+    store.write_bytes(made, store.read_bytes(shares[1].manifest_url))
+    decide("mix", three_shares, ["stages.mix.run"], force=False)  # the output needs no share
 
 
 @pytest.mark.slow

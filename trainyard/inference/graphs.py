@@ -6,7 +6,9 @@ two matrix products. Shapes are fixed, so a batch of another size, or with more 
 and recorded anew.
 
 On a CPU the compiler keeps a second copy of the matrices, in the order in which its library
-multiplies few rows fastest. So the weights must not change once a step has run."""
+multiplies few rows fastest. So the weights must not change once a step has run. It keeps one copy
+for each size of a batch and each room, and frees none of them with its `FixedStep`: so fill up
+smaller batches (`padded`)."""
 
 from __future__ import annotations
 

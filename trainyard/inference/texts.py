@@ -16,6 +16,7 @@ from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.request import Completion, Request, TopTokens
 from trainyard.models.config import TransformerConfig
 from trainyard.models.t5.model import T5Model
+from trainyard.parallel.device import check_memory
 from trainyard.tokenizers.base import Tokenizer
 
 INCOMPLETE = "\ufffd"
@@ -190,7 +191,8 @@ def build_decoder(
 ) -> Decoder:
     """A decoder with room for this many prompts of at most `longest` tokens, and their outputs.
 
-    compiled: see `graphs`; ConfigError for a model whose step cannot be compiled."""
+    compiled: see `graphs`; ConfigError for a model whose step cannot be compiled, and on a CPU for
+    weights that do not fit its memory twice."""
     model, size = generator.model, generator.tokenizer.vocab_size
     config = generator.config
     if compiled and (config.model_type == "t5" or config.experts.enabled):
@@ -198,6 +200,14 @@ def build_decoder(
         raise ConfigError(
             f"--cuda-graph-impl local: the step of {kind} is not compiled; give --cuda-graph-impl "
             "none"
+        )
+    if compiled and model.device.type == "cpu":
+        weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        check_memory(
+            "--cuda-graph-impl local: the weights and the compiler's copy of them take",
+            2.0 * weights,
+            model.device,
+            "give --cuda-graph-impl none",
         )
     if isinstance(model, T5Model):
         assert generator.first_token is not None

@@ -12,6 +12,7 @@ from trainyard.errors import ConfigError
 from trainyard.inference.config import SamplingConfig
 from trainyard.inference.decoders import CachedDecoder
 from trainyard.inference.kv_cache import StaticKVCache
+from trainyard.inference.padded import PaddedDecoder
 from trainyard.inference.request import Request
 from trainyard.inference.static import generate, run_requests
 from trainyard.models.gpt.config import GPTConfig
@@ -164,3 +165,5 @@ def test_a_compiled_step_generates_the_same(kind: str) -> None:
     expected = generate(model, prompts, 6).outputs
     assert run_requests(decoder, requests).outputs == expected
     assert run_requests(decoder, requests).outputs == expected, "a next batch"
+    fewer = run_requests(PaddedDecoder(decoder, 3), requests[:2])
+    assert fewer.outputs == expected[:2]
