@@ -9,4 +9,4 @@ import pytest
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, free: int = 1000) -> None:
     """Outputs find so many bytes free."""
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**15, free=free))
