@@ -19,7 +19,7 @@ from trainyard import errors
 from trainyard.errors import CommunicationError, TrainyardError, lack_of_memory
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import Coordinates, ExpertDims, ParallelDims, dims_of, expert_dims_of
-from trainyard.parallel.gloo_shutdown import wait_for_gloo
+from trainyard.parallel.gloo import wait_for_gloo
 from trainyard.parallel.launcher import rank_of_environment
 from trainyard.parallel.model import ExpertParallel, ModelParallel
 from trainyard.parallel.rendezvous import join_ranks

@@ -21,6 +21,7 @@ import torch.distributed
 
 from trainyard.errors import CommunicationError, ConfigError
 from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.gloo import one_worker_per_group
 from trainyard.parallel.launcher import address_of_environment, rank_of_environment
 
 dist: Any = torch.distributed  # its stubs hide the stores
@@ -53,6 +54,7 @@ def join_ranks(
         store = open_store(rank, world_size, timeout)
         options = f"--distributed-backend {backend}, degrees {degrees}"
         _agree(store, rank, world_size, options, timeout)
+        one_worker_per_group()
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=world_size, timeout=timeout
         )

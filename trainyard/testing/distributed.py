@@ -125,6 +125,9 @@ def _rank_main(target: Target, folder: str, rank: int, world_size: int, backend:
     import torch
     import torch.distributed as dist
 
+    from trainyard.parallel.gloo import one_worker_per_group
+
+    one_worker_per_group()
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     here = Path(folder)

@@ -251,6 +251,9 @@ def _serve(number: int, port: int, connection: Connection, stacks: Connection) -
 
 
 def _join(dist: Any, store: Any, world_size: int, timeout_seconds: float) -> None:
+    from trainyard.parallel.gloo import one_worker_per_group
+
+    one_worker_per_group()
     rank, timeout = int(os.environ["RANK"]), timedelta(seconds=timeout_seconds)
     try:
         dist.init_process_group(

@@ -1,17 +1,19 @@
-"""The end waits for threads that still work, and for nothing else."""
+"""A gloo group has one worker; the end waits for workers that are busy, and for nothing else."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 import time
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed
 from blake3 import blake3
 
-from trainyard.parallel.gloo_shutdown import THREAD, wait_for_gloo
-
-pytestmark = pytest.mark.slow
+from trainyard.parallel.gloo import THREAD, _states, wait_for_gloo
+from trainyard.testing.pool import RankPool
 
 SET_NAME = 15  # prctl's PR_SET_NAME
 
@@ -34,6 +36,22 @@ def gloo_like(busy_seconds: float, over: threading.Event) -> threading.Thread:
     return thread
 
 
+def num_workers() -> int:
+    """Of two groups, both of which have been used: a worker has its name once it runs."""
+    dist: Any = torch.distributed
+    for group in (None, dist.new_group([0, 1])):
+        for work in [dist.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(9)]:
+            work.wait()
+    return len(_states())
+
+
+@pytest.mark.distributed
+def test_a_group_has_one_worker(ranks: RankPool) -> None:
+    """With two, torch corrupts the heap now and then."""
+    assert ranks.run(num_workers, 2) == [2, 2]
+
+
+@pytest.mark.slow
 def test_it_waits_until_they_sleep() -> None:
     over = threading.Event()
     began = time.monotonic()
@@ -50,6 +68,7 @@ def test_it_waits_until_they_sleep() -> None:
             thread.join()
 
 
+@pytest.mark.slow
 def test_it_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> None:
     over = threading.Event()
     thread = gloo_like(1.0, over)
