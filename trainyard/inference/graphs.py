@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._inductor import config as inductor
 
 from trainyard.attention.masks import AttentionMask
 from trainyard.inference.kv_cache import FixedShapeCache
@@ -70,6 +69,8 @@ class FixedStep:
         self._cache.is_fixed = True
         try:
             if not self._is_cuda:
+                from torch._inductor import config as inductor  # a second and a half
+
                 with inductor.patch(freezing=True):
                     logits = self._step()
             else:
