@@ -92,7 +92,7 @@ def _remove_locked(contents: Contents, pointer: Pointer, remove: Callable[[], No
 
 
 def _remove(contents: Contents, unit: Collectable) -> None:
-    """Retire manifests first and remove them last, so that the next sweep finds what a kill leaves.
+    """Invalidate manifests first and remove them last, so that a sweep after a kill can finish.
     The document of a version is removed last of all."""
     for artifact in unit.artifacts:
         url = contents.url(artifact.manifest_name)

@@ -105,7 +105,7 @@ def _of_base(recipe: Recipe, instead: str, *parts: str) -> str:
 
 
 def _check_score(recipe: Recipe) -> None:
-    """Refuse what would fail after the texts are generated: scores that nobody computes, texts
+    """Refuse what would fail after the texts are generated: scores that no stage computes, texts
     that all stay, prompts of texts that have none, shares that nobody joins."""
     written, where = recipe.table("score"), f"{recipe.where} [score]"
     for key, instead in NOT_OF_SCORE.items():

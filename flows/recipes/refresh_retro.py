@@ -57,7 +57,7 @@ class RetroVersion:
     """Folders whose vectors follow one another, a chunk each."""
     index: str
     previous: str | None = None
-    """The version that it grew from; None for one that was built anew."""
+    """The version that it grew from; None if it was built from scratch."""
     format_version: int = field(default=FORMAT_VERSION)
 
     def encode(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Read what the stages reported and what the documents have, and write the page."""
+"""Read the reports of the stages and the documents, and write the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count n-grams, leave out the common ones, and write what is left of the documents."""
+"""Count n-grams, ignore the common ones, and remove the others from the documents."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _filled(config: FaissAddConfig, stage: StageRun, plan: Plan) -> tuple[Any, S
 
 
 def _chosen(config: FaissAddConfig, document: IndexDocument, recall: Recall) -> SearchRecall:
-    """The search that a query does unless told otherwise."""
+    """The search that a query does by default."""
     chosen = recall.cheapest(config.target_recall)
     if config.retro_query_nprobe is not None:
         wanted = min(config.retro_query_nprobe, max(document.num_lists, 1))

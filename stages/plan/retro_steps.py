@@ -27,7 +27,7 @@ from trainyard.retrieval.index_choice import (
 
 ROUNDS = 10
 TRAINING_POINTS = 40
-"""Chunks that train each list unless told otherwise; faiss's least is 39."""
+"""Default number of chunks that train each list; faiss needs 39."""
 OF_ADDING, OF_QUERY = 67, 500
 RANDOM = 15
 PRODUCT_BYTES = 64

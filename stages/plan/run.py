@@ -38,7 +38,7 @@ SHARDED = {
     "optim_grads": ["optimizer and gradients sharded"],
     "optim_grads_params": ["optimizer, gradients and weights sharded"],
 }
-"""What replicas shard, in words."""
+"""What replicas shard, for the printed plan."""
 
 
 def run(config: PlanConfig, stage: StageRun) -> dict[str, Any]:

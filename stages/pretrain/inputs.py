@@ -22,7 +22,7 @@ def _own_steps(config: PretrainConfig) -> list[int]:
 
 
 def check_output(config: PretrainConfig, lineage: str, input_digests: Mapping[str, str]) -> None:
-    """Refuse a run folder that holds another run, which nobody asked to replace."""
+    """Refuse a run folder that holds another run, unless --new-run replaces it."""
     if config.ckpt_convert_format is None:
         refuse_other_runs(config, lineage, input_digests)
 

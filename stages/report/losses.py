@@ -1,4 +1,4 @@
-"""Losses beside that of the tokens on the run card, such as those of multi-token prediction."""
+"""Further losses on the run card, such as those of multi-token prediction."""
 
 from __future__ import annotations
 

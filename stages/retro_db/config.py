@@ -31,7 +31,7 @@ class RetroDbConfig:
     retro_bert_vocab_file: str = location()
     """Its vocab.txt."""
     retro_index_ntrain: int
-    """Number of chunks to sample, which train the index. If there are fewer, all are taken."""
+    """Number of chunks to sample, which train the index. If there are fewer, all are used."""
     retro_sample_mode: Literal["uniform", "prefix"] = "uniform"
     """uniform: a random sample of each dataset's training chunks. prefix: the first ones, as in
     Megatron-LM."""

@@ -1,4 +1,4 @@
-"""Options beside those of a stage: of all stages, and of commands in Megatron-LM's spelling."""
+"""Options that all stages have: of all stages, and of commands in Megatron-LM's spelling."""
 
 from __future__ import annotations
 

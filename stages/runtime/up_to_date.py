@@ -81,9 +81,9 @@ class MadeByVersions(Protocol):
 
 
 @runtime_checkable
-class GoesOn(Protocol):
-    """More methods for a stage whose output goes on under other options, and costs too much to be
-    made again for a change of code (see `stages.pretrain`)."""
+class Continuable(Protocol):
+    """Methods of a stage whose output can continue under other options, and costs too much to be
+    rebuilt after a change of code (see `stages.pretrain`)."""
 
     def identity(self) -> dict[str, Any]:
         """The options that make the output the one it is; unfinished work is shared under these."""
@@ -150,10 +150,10 @@ def decide(
         if urls
     }
     options = digest_relevant(config)
-    goes_on = config if isinstance(config, GoesOn) else None
+    continuable = config if isinstance(config, Continuable) else None
     files = code_files(*modules)
     code = {"version": VERSION, "digest": code_digest(*modules), **versions}
-    made_of = [stage, goes_on.identity() if goes_on else options]
+    made_of = [stage, continuable.identity() if continuable else options]
 
     def lineage_of(inputs: dict[str, Input]) -> str:
         digests = {name: i.digest for name, i in inputs.items()}
@@ -178,7 +178,7 @@ def decide(
             f"choose another output, or remove it first"
         )
     changed_code = "" if manifest is None else _changed_code(manifest, code, files)
-    keeps = goes_on is not None and goes_on.code_change() == "keep"
+    keeps = continuable is not None and continuable.code_change() == "keep"
     relevant_code = "" if keeps else changed_code
     reason = _reason(manifest, slot, inputs, options, differing(config), relevant_code, output)
     remark = ""

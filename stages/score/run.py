@@ -89,7 +89,7 @@ def run(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def prepare(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
-    """Train or try the classifier before any work; how it does on held-out examples, and the
+    """Train or try the classifier before any work; its accuracy on held-out examples, and the
     digest of its weights."""
     if config.classifier == ANNOTATED:
         return {}

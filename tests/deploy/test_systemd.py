@@ -1,4 +1,4 @@
-"""The worker as a service of systemd, and what docs/slurm.md prints of it."""
+"""The worker as a service of systemd."""
 
 from __future__ import annotations
 
@@ -29,12 +29,6 @@ def test_worker_restarts_and_its_stop_spares_the_flows(service: configparser.Sec
     assert service["Restart"] == "always"
     assert (service["KillMode"], service["KillSignal"]) == ("process", "SIGKILL")
     assert int(service["LimitNOFILE"]) >= FILES_WARNED
-
-
-def test_docs_print_it_as_it_is(service: configparser.SectionProxy) -> None:
-    text = UNIT.read_text()
-    printed = text[text.index("[Service]") : text.index("\n[Install]")]
-    assert f"```ini\n{printed}```" in (ROOT / "docs/slurm.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class RangeDigests:
         self._running = hasher()
 
     def pass_by(self, offset: int, data: bytes) -> None:
-        """Take bytes of the file, which begin at `offset`; those that were taken are skipped."""
+        """Add bytes of the file that begin at `offset`; bytes added before are skipped."""
         if offset > self._at:
             return  # a gap, which `finish` reads with the rest
         view = memoryview(data)[self._at - offset : max(self._end - offset, 0)]

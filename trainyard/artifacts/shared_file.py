@@ -46,7 +46,7 @@ class SharedFile:
 
     @contextmanager
     def opened(self, ranges: Callable[[int, int], Sequence[object]]) -> Iterator[OpenRanges]:
-        """For writing ranges. ranges: where bytes come from; of no use here."""
+        """For writing ranges. ranges: where bytes come from; not used here."""
         with store.operation("open", self.url):
             file = os.open(self.path, os.O_WRONLY)
         try:

@@ -175,7 +175,7 @@ def join_in(folder_url: str, key: str, url: str, size_bytes: int, part_bytes: in
 
 
 def abort_all(url: str) -> None:
-    """Remove every incomplete upload to this name: of killed runs, while nobody else writes it."""
+    """Abort every incomplete upload to this name. Call it only while no other run writes there."""
     with store.operation("list", url):
         backend = _s3()
         address = backend.address(url)

@@ -241,7 +241,7 @@ def _file_seconds_ahead(folder: Path) -> float:
 
 
 def _seconds_outside(time: float, before: float, after: float, slack: float) -> float:
-    """How far a time is outside the interval in which it was taken; 0 within `slack` before it."""
+    """How far a time is outside the interval in which it was measured; 0 within `slack` before."""
     if before - slack <= time <= after:
         return 0.0
     return time - (before if time < before else after)

@@ -29,7 +29,7 @@ class Cleaner:
         self.tally = Tally.of([EMPTY, *(rule.written for rule in rules)])
 
     def clean(self, item: Item) -> tuple[dict[str, Any], bool]:
-        """The document to write, and whether it is kept; one that is dropped is as it came."""
+        """The document to write, and whether it is kept; a dropped one is unchanged."""
         tally, given = self.tally, str(item.fields[self._key])
         tally.documents += 1
         tally.chars += len(given)

@@ -92,7 +92,7 @@ class UnitReader:
                 yield Item(place, record.fields)
 
     def rows(self) -> Iterator[Rows]:
-        """The same as they came, about a megabyte at once; for a pass that only looks."""
+        """The same, unchanged, about a megabyte at once; for a pass that only reads."""
         for _, reader in self._readers():
             yield from reader.rows()
 

@@ -89,7 +89,7 @@ def compiled_walk() -> Walk:
         compiled: Walk = compiler(error_model="numpy", cache=True)(_walk)
     # No folder to write to; a full disk; a file that a crash has cut short.
     except (RuntimeError, OSError, EOFError, ValueError, UnpicklingError) as error:
-        log.info("blends are compiled anew, their cache cannot be used: %s", error)
+        log.info("compiling blends again, because their cache cannot be used: %s", error)
         compiled = compiler(error_model="numpy")(_walk)
     return compiled
 

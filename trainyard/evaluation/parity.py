@@ -1,4 +1,4 @@
-"""Log-probabilities of the training's forward beside those of the engines that generate.
+"""Compares log-probabilities of the training's forward pass with those of the engines.
 
 A model that was trained by one forward and is served by another, with a cache, in blocks and in
 chunks, is only the same model if both give the same probabilities. Each engine continues the same

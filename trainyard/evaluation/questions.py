@@ -44,7 +44,7 @@ RENAMED = ("question", "answers", "ctxs", "sub-paragraphs")
 END_OF_TEXT = "<|endoftext|>"
 
 METRICS = {name: Metric(name) for name in ("exact_match", "precision", "recall", "f1")}
-"""F1, precision and recall leave out questions with an empty answer."""
+"""F1, precision and recall exclude questions with an empty answer."""
 
 
 @dataclass(frozen=True, slots=True)

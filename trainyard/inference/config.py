@@ -111,7 +111,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
-    """When a text ends, and what is written beside it."""
+    """When a text ends, and what is returned with it."""
 
     add_bos: bool = False
     """Begin each prompt with the tokenizer's first token (its BOS, or else its end of document)."""

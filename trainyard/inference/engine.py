@@ -20,7 +20,7 @@ class Update:
     num_new: int
     """New tokens, the last of `completion.tokens`."""
     completion: Completion
-    """The output so far; it goes on unless `completion.is_done`."""
+    """The output so far; it continues unless `completion.is_done`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,8 +77,8 @@ def take_tokens(
     completions: Sequence[Completion],
     on_token: OnToken | None = None,
 ) -> None:
-    """Give every completion that goes on its token, with its score if it keeps scores; one without
-    a token (NO_TOKEN) breaks.
+    """Append to every unfinished completion its token, with its score if it keeps scores; one
+    without a token (NO_TOKEN) fails.
 
     logits: (b, V) that the tokens were chosen by. on_token: called with row and token for each."""
     wanted = [c.request.top_n for c in completions if c.request.log_probs and not c.is_done]

@@ -12,7 +12,7 @@ from trainyard.inference.decoders import PADDING, Decoder, Start
 
 
 class PaddedDecoder:
-    """Rows behind those of the batch hold padding, and their logits are dropped."""
+    """Rows after those of the batch hold padding; their logits are dropped."""
 
     def __init__(self, decoder: Decoder, batch_size: int) -> None:
         """batch_size: of the decoder, and the most rows of a batch."""

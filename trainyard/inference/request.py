@@ -76,7 +76,7 @@ class Completion:
     """Of the second token of the prompt, the third..."""
     prompt_top: list[TopTokens] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    """None while it goes on, and for an output that broke."""
+    """None while it runs, and for an output that failed."""
     is_broken: bool = False
     """Whether it ended because the logits were not numbers (`BrokenOutputError`)."""
 

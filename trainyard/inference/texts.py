@@ -109,7 +109,7 @@ class TextRequests:
         *,
         ignore_end: bool = False,
     ) -> None:
-        """ignore_end: go on after a token that ends an output."""
+        """ignore_end: continue after a token that ends an output."""
         self.generator, self.sampling, self.output = generator, sampling, output
         self.max_tokens = max_tokens
         tokenizer, end = generator.tokenizer, output.termination_id

@@ -13,7 +13,7 @@ from trainyard.serving.service import EngineService
 
 
 class EngineTarget:
-    """Times are taken where a client in this process gets the tokens."""
+    """Times are measured where a client in this process receives the tokens."""
 
     def __init__(
         self, service: EngineService, make_request: Callable[[PlannedRequest], Request]

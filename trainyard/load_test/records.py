@@ -20,7 +20,7 @@ class RequestRecord:
     """When an open loop was to send it; None in a closed loop."""
     sent_at: float = 0.0
     ended_at: float = 0.0
-    """When the answer was whole, or the error came."""
+    """When the answer was complete, or failed."""
     token_times: list[float] = field(default_factory=list)
     """When each piece with text arrived; a piece may hold several tokens."""
     prompt_tokens: int | None = None

@@ -55,7 +55,7 @@ SAME = {
 def implied(
     program: Program, arguments: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """The arguments of the stage, and those of them that the program's name stands for.
+    """The arguments of the stage, and which of them the program's name implies.
 
     environ: the environment, for the number of ranks that a launcher has started."""
     if program.path == EXAMPLE:

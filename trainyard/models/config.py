@@ -250,7 +250,7 @@ class TransformerConfig(AttentionSizes):
 
     @property
     def trained_layers(self) -> range:
-        """Numbers of all layers, those of multi-token prediction behind those of the model."""
+        """Numbers of all layers: those of the model, then those of multi-token prediction."""
         return range(self.num_layers + (self.mtp.mtp_num_layers or 0))
 
     def has_experts(self, layer: int) -> bool:
@@ -300,7 +300,7 @@ class TransformerConfig(AttentionSizes):
 
     @property
     def other_products(self) -> Mapping[str, int]:
-        """Widths of matrix products beside those of attention and MLPs, by what they are of."""
+        """Widths of matrix products other than those of attention and MLPs, by name."""
         return {}
 
     def layer_costs(self, layers: range) -> tuple[LayerCosts, ...]:

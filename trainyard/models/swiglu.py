@@ -53,8 +53,8 @@ class _SwiGLU(torch.autograd.Function):
 
 @torch.library.custom_op("trainyard::swiglu_forward", mutates_args=(), device_types="cuda")
 def _forward_op(x: Tensor) -> Tensor:
-    """Opaque to a compiler: it would compute this anew in each block of rows of the product behind
-    it, which for few tokens then runs at half the bandwidth."""
+    """Opaque to a compiler, which would compute this again in each block of rows of the next
+    product; for few tokens that then runs at half the bandwidth."""
     from trainyard.kernels.swiglu import swiglu_forward
 
     return swiglu_forward(x)

@@ -104,7 +104,7 @@ class OptimizerSchedule:
     """The learning rate of --decoupled-lr."""
 
     def at(self, n: int) -> Rates:
-        """The rates of the step that is taken after n samples."""
+        """The rates of the step after n samples."""
         rate = self.learning_rate.at(n)
         other = rate if self.decoupled is None else self.decoupled.at(n)
         return Rates(rate, self.weight_decay.at(n), other)

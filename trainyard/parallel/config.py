@@ -202,8 +202,8 @@ class ParallelConfig:
         if pp > 1 and self.data_parallel.fully_shards:
             raise ConfigError(
                 f"{self.data_parallel.asked_by} does not work with {PP} ({pp}): each of the step's "
-                "micro-batches would fetch a stage's weights anew; use --use-distributed-optimizer "
-                f"with pipeline parallelism, or {PP} 1"
+                "micro-batches would gather a stage's weights again; with pipeline parallelism use "
+                f"--use-distributed-optimizer, or {PP} 1"
             )
         group = self.microbatch_group_size_per_virtual_pipeline_stage
         flag = "--microbatch-group-size-per-virtual-pipeline-stage"

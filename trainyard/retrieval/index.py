@@ -180,7 +180,7 @@ def stored_codes(index: Any, ids: NDArray[np.int64]) -> tuple[Codes, NDArray[np.
 
 
 def append(index: Any, other: Any) -> None:
-    """Move all vectors of another index behind those of this one; both were trained as one.
+    """Move all vectors of another index to the end of this one; both were trained as one.
 
     In lists they keep their ids, elsewhere ids go on."""
     inner = innermost(index)

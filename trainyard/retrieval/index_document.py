@@ -88,7 +88,7 @@ class IndexDocument:
     num_shards: int = 1
     """Files that it is in, `shard_names`; each has vectors of consecutive ids."""
     nprobe: int = 1
-    """Lists that a search visits unless told otherwise."""
+    """Lists that a search visits by default."""
     recall: Recall | None = None
     """None for an empty index."""
 

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _address_space() -> int:
-    """Bytes that are taken now; libraries for GPUs take some gigabytes. 0 where nothing tells."""
+    """Memory of this process in bytes (libraries for GPUs use gigabytes); 0 if not reported."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:

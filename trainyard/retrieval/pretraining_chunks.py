@@ -50,7 +50,7 @@ class SamplesIdentity:
     """Digest of the places at which all samples begin."""
 
     def difference(self, other: SamplesIdentity) -> str:
-        """How another differs from this one, in words; empty if they are equal."""
+        """Message: how another differs from this one; empty if they are equal."""
         for name, mine in asdict(self).items():
             theirs = getattr(other, name)
             if mine == theirs:

@@ -98,7 +98,7 @@ class EmbeddingBlocks:
 
     @staticmethod
     def joined(parts: Sequence[EmbeddingBlocks]) -> EmbeddingBlocks:
-        """Several embeddings, one after another: ids go on. ConfigError for other dimensions."""
+        """Several embeddings with continuous ids. ConfigError for other dimensions."""
         blocks: list[VectorBlock] = []
         first = 0
         for part in parts:

@@ -118,7 +118,7 @@ class BatchEngine:
         return number
 
     def cancel(self, number: int) -> None:
-        """See `Engine`. A row of a running batch is computed to its end, for nobody."""
+        """See `Engine`. A running batch still computes the row to its end, then drops it."""
         if self._waiting.pop(number, None) is None:
             self._cancelled.add(number)
 

@@ -1,4 +1,4 @@
-"""What a client is told when a request is not answered: status, message, and a kind to act on."""
+"""Errors that a client gets: status, message, and a kind to act on."""
 
 from __future__ import annotations
 

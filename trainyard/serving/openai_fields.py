@@ -57,7 +57,7 @@ class GenerationFields(Fields):
     seed: Count | None = None
     min_tokens: Count | None = None
     ignore_eos: StrictBool = False
-    """Whether to go on after the token that ends a document."""
+    """Whether to continue after the token that ends a document."""
     stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOPS)] | None = None
     priority: Annotated[StrictInt, Field(ge=-MAX_COUNT, le=MAX_COUNT)] = 0
     """Lower ones run first."""

@@ -38,7 +38,7 @@ class EngineFailedError(InfrastructureError):
 
 @dataclass(slots=True, kw_only=True)
 class Piece:
-    """What a step added to an output. A copy: the engine goes on with the completion."""
+    """What a step added to an output. A copy: the engine continues the completion."""
 
     tokens: list[int]
     log_probs: list[float]
@@ -194,7 +194,7 @@ class EngineService:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody reads a stream."""
+        """Whether a stream has no reader."""
         return not self._open
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Whether the server lives and takes requests, what it serves, and what it measures."""
+"""Health of the server, the model that it serves, and its metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainyard.serving.service import EngineService
 
 
 class Readiness:
-    """Whether new requests are taken."""
+    """Whether new requests are accepted."""
 
     def __init__(self, service: EngineService) -> None:
         self._service = service

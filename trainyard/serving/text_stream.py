@@ -38,7 +38,7 @@ class TextStream:
         self._window = list(prompt[-CONTEXT_TOKENS:])
         """Context and new tokens."""
         self._known = _complete(decode(self._window))
-        """Characters of the window's text that were taken from it."""
+        """Characters of the window's text that were already returned."""
 
     @property
     def length(self) -> int:
@@ -79,7 +79,7 @@ class TextStream:
         return new
 
     def _may_begin_a_stop_word(self) -> int:
-        """Length of the longest end of the held text that a stop word begins with."""
+        """Length of the longest suffix of the pending text that is a prefix of a stop word."""
         longest = max(map(len, self._stop_words), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(word.startswith(self._held[-length:]) for word in self._stop_words):

@@ -1,4 +1,4 @@
-"""Compares what was planted in a generated dump with what a corpus was cleaned of.
+"""Compares what was planted in a generated dump with what the stages removed.
 
     python -m trainyard.testing.planted_found PLANTED.json yard/corpus_quickstart/current.json
 

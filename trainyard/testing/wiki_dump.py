@@ -1,4 +1,4 @@
-"""Writes a MediaWiki dump that nobody wrote: articles in wikitext, and what a collection must find.
+"""Generates a MediaWiki dump: articles in wikitext, and what a collection must find.
 
     python -m trainyard.testing.wiki_dump OUT.xml.bz2 --articles 2000 --items items.jsonl
 

@@ -1,4 +1,4 @@
-"""Writes wikitext that nobody wrote: English words without meaning in the markup of articles.
+"""Generates wikitext: English words without meaning in the markup of articles.
 
 A pure function of the generator that it is given."""
 

@@ -39,8 +39,8 @@ def without_epochs(config: Config, dp: int) -> Config:
         return config
     if family_of(config.model).of_sentences:
         raise ConfigError(
-            f"--epochs {epochs}: samples of --model-type {config.model.model_type} are cut anew "
-            "in every pass; give --train-samples or --train-iters"
+            f"--epochs {epochs}: samples of --model-type {config.model.model_type} are drawn "
+            "again in every pass; give --train-samples or --train-iters"
         )
     in_epoch = samples_of_epoch(config.data, config.model.seq_length)
     samples = epochs * in_epoch

@@ -1,4 +1,4 @@
-"""What a pretraining gives back."""
+"""The result of a pretraining."""
 
 from __future__ import annotations
 

@@ -87,6 +87,6 @@ def _starts(words: Sequence[str]) -> list[int]:
 
 
 def _order(ngrams: Set[str]) -> list[int]:
-    """Their sizes in words, as upstream looks at a place: the longest, then from the shortest."""
+    """Their sizes in words, in Megatron-LM's order: the longest, then from the shortest."""
     sizes = sorted({ngram.count(" ") + 1 for ngram in ngrams})
     return sizes[-1:] + sizes[:-1]

@@ -12,7 +12,7 @@ SENTENCE_ENDS = ".!?"
 
 
 def split_at(text: str, hit: Hit, each_side: int, begin: int = 0) -> tuple[int, int]:
-    """Where what is left before a hit ends, and where what is left after it begins. What is before
+    """(end of the part before a hit, beginning of the part after it), in characters. What is before
     `begin` takes no part."""
     end = hit.start - each_side
     while end > begin and text[end] not in SENTENCE_ENDS:

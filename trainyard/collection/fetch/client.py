@@ -63,7 +63,7 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a URL."""
+    """The outcome of fetching a URL."""
 
     url: str
     answer: Answer | None = None
@@ -110,7 +110,7 @@ class Fetcher:
         self._config, self._max_bytes, self._hosts = config, max_bytes, hosts
 
     async def fetch_all(self, urls: Sequence[str], done: Callable[[Outcome], None]) -> None:
-        """Fetch pages, and pass on what came of each URL, in any order."""
+        """Fetch pages and yield the outcome of each URL, in any order."""
         by_host: dict[str, list[str]] = {}
         for url in urls:
             by_host.setdefault(_host(url), []).append(url)

@@ -44,7 +44,7 @@ IPV4 = re.compile(r"(?:[0-9]{1,3}\.){3}[0-9]{1,3}")
 
 
 def why_not(url: str) -> tuple[str, str] | None:
-    """The reason to leave a URL out, and the same in words; None to fetch it."""
+    """(key, message) of the reason to skip a URL; None to fetch it."""
     if (domain := registered_domain(url)) in DOMAINS:
         return DOMAIN, f"pages of {domain}"
     path = url.split("?")[0].lower()

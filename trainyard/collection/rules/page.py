@@ -49,7 +49,7 @@ class Edit(NamedTuple):
 
     text: str
     removed: tuple[str, ...] = ()
-    """Lines that were taken out whole."""
+    """Lines that were removed whole."""
 
 
 Verdict = Drop | Edit | None

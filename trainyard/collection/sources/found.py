@@ -25,11 +25,11 @@ class Found(NamedTuple):
 
     place: Place
     fields: dict[str, Any]
-    """What it says of itself, such as title and URL; of a kept one also the text."""
+    """Its metadata, such as title and URL; of a kept one also the text."""
     reason: str = ""
     """Why it is dropped; empty: it is kept."""
     why: str = ""
-    """The same in words, for this record."""
+    """The message for this record: the reason with its details."""
 
 
 @dataclass(slots=True)

@@ -84,7 +84,7 @@ def _set_alarms(seconds: float) -> None:
 
 
 def _address_space() -> int:
-    """Bytes that are taken now; 0 where nothing tells."""
+    """Memory of this process in bytes; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * resource.getpagesize()

@@ -133,7 +133,7 @@ class _Stripper:
         return "".join(out if table is None else out[:table])
 
     def _take(self, found: re.Match[str], begin: int, end: int) -> int:
-        """Handle a token; returns where to go on."""
+        """Handle a token; returns the position after it."""
         token = found[0]
         if found[2] is not None:
             return self._tag(found, end)

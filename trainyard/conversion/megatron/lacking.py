@@ -43,7 +43,7 @@ def refuse_for_megatron(config: TransformerConfig, pp: int) -> None:
 
 
 def warn_of_norm(config: TransformerConfig) -> None:
-    """Say which releases of Megatron core leave a norm of a Retro out."""
+    """Warn about releases of Megatron core that omit a norm of a Retro."""
     if isinstance(config, RetroConfig) and not config.retro_no_final_layernorm:
         log.warning(
             "Megatron core 0.8 and later have no norm after the last layer of a Retro: they leave "

@@ -184,7 +184,7 @@ def _choose(
     random: np.random.RandomState,
     taken: bytearray,
 ) -> Iterator[list[int]]:
-    """Runs of words within the budget that touch no taken one, as places; marks them taken."""
+    """Runs of words within the budget that touch no used one, as places; marks them used."""
     starts, last = words.starts, len(words)
     thresholds = ngram_thresholds(rule.max_ngram, rule.use_longer_ngrams)
     count = 0
@@ -226,7 +226,7 @@ def _permute(
     random: np.random.RandomState,
     taken: bytearray,
 ) -> None:
-    """Shuffle the tokens of runs that are not taken yet; marks them taken."""
+    """Shuffle the tokens of runs that are not used yet; marks them used."""
     runs = _choose(order, words, budget, rule, random, taken)
     places = np.sort(np.fromiter(chain.from_iterable(runs), np.int64))
     source = places.copy()

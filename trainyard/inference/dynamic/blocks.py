@@ -26,7 +26,7 @@ def digest_of(before: Digest, tokens: Sequence[int]) -> Digest:
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1, each free or held by one or more texts."""
+    """Blocks 0 .. num_blocks - 1, each free or allocated to one or more texts."""
 
     def __init__(self, num_blocks: int, *, keeps_texts: bool = True) -> None:
         """keeps_texts: whether published blocks are found again (prefix caching)."""
@@ -48,11 +48,11 @@ class BlockPool:
         return self.num_blocks - len(self._free)
 
     def holders(self, block: int) -> int:
-        """How many texts hold a block."""
+        """Number of texts to which a block is allocated."""
         return self._holders[block]
 
     def take(self, count: int) -> list[int]:
-        """Free blocks, now held once; what they held is forgotten."""
+        """Allocate free blocks to one text; their earlier contents are forgotten."""
         assert count <= self.num_free, f"{count} blocks of {self.num_free} free ones"
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
@@ -62,7 +62,7 @@ class BlockPool:
         return blocks
 
     def find(self, digests: Iterable[Digest]) -> list[int]:
-        """The published blocks of the longest beginning of a text; they are not yet held."""
+        """The published blocks of the longest prefix of a text, not yet allocated to it."""
         found = []
         for digest in digests:
             if (block := self._block.get(digest)) is None:
@@ -71,16 +71,16 @@ class BlockPool:
         return found
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Hold published blocks once more."""
+        """Allocate published blocks to one more text."""
         for block in blocks:
             self._holders[block] += 1
             self._free.pop(block, None)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give up blocks of one text, in its order. Its end is forgotten before its beginning,
-        which more texts may have in common."""
+        """Free blocks of one text, in its order. Blocks of its end are reused first, because its
+        beginning is more likely to be a prefix of another text."""
         for block in reversed(blocks):
-            assert self._holders[block] > 0, f"block {block} is held by nobody"
+            assert self._holders[block] > 0, f"block {block} is not allocated"
             self._holders[block] -= 1
             if not self._holders[block]:
                 self._free[block] = None
@@ -88,15 +88,17 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def publish(self, block: int, digest: Digest) -> None:
-        """Say what a held, full block holds. A text has one published block: the first."""
-        assert self._holders[block] > 0, f"block {block} is held by nobody"
+        """Publish the contents of a full block. Of equal contents, only the first block."""
+        assert self._holders[block] > 0, f"block {block} is not allocated"
         if self._keeps_texts and digest not in self._block and block not in self._digest:
             self._digest[block] = digest
             self._block[digest] = block
 
     def check(self) -> None:
-        """Assert that every block is held or free, and that the names of texts are one to one."""
+        """Assert that every block is either allocated or free, and that digests are unique."""
         for block, count in enumerate(self._holders):
-            assert count >= 0, f"block {block} is held {count} times"
-            assert (count == 0) == (block in self._free), f"block {block} is held {count} times"
+            assert count >= 0, f"block {block} is allocated {count} times"
+            assert (count == 0) == (block in self._free), (
+                f"block {block} is allocated {count} times"
+            )
         assert {digest: block for block, digest in self._digest.items()} == self._block

@@ -46,7 +46,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Turn:
-    """A request of which a step has the logits behind its last token, and behind its guesses."""
+    """A request whose logits after its last token, and after its guesses, a step has computed."""
 
     entry: _Entry
     work: Work

@@ -120,7 +120,7 @@ def _within_chunks(
 def _written_states(
     x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, places: _Documents | None
 ) -> Tensor:
-    """(b, k, g, r, p, n) fp32: what the tokens of a chunk leave in the state behind it."""
+    """(b, k, g, r, p, n) fp32: what the tokens of a chunk add to the state after it."""
     left = torch.exp(decay[..., -1:] - decay) * dt  # (b, k, g, r, q)
     if places is not None:
         left = left * places.of_state_after()

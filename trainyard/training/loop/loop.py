@@ -269,7 +269,7 @@ class TrainLoop:
         return True
 
     def _evaluate(self, sets: Iterator[Measurement]) -> dict[str, EvaluationLosses] | None:
-        """The losses of each set by name; None when a request to stop came first."""
+        """The losses of each set by name; None if a request to stop interrupted it."""
         losses: dict[str, EvaluationLosses] = {}
         at_once = self._length.batch_size_schedule.final.num_microbatches
         for name, batches, count in sets:

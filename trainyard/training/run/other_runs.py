@@ -43,7 +43,7 @@ def refuse_other_runs(
         differences = _differences(config, document, input_digests)
         listed = "; ".join(differences) or "written by another version, or by a program"
         raise ConfigError(
-            f"--save {config.save} holds another run, which is at step {step}: {listed}. To go on "
+            f"--save {config.save} holds another run, which is at step {step}: {listed}. To resume "
             f"from its checkpoint, give --load {config.save} and another --save; to train from "
             f"step 0 here, give --new-run, which moves its steps to {ASIDE}/. Nothing was changed"
         )

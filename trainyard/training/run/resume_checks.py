@@ -98,7 +98,7 @@ def check_database(
         raise ConfigError(
             f"--load {checkpoint.url} was trained with the chunk database {theirs[:12]}, and "
             f"--retro-db {retrieval.retro_db} is {ours[:12]}; give the database that it was "
-            f"trained with, or --retro-loaded-database {theirs[:12]} to go on with this one"
+            f"trained with, or --retro-loaded-database {theirs[:12]} to continue with this one"
         )
     log.warning("the checkpoint was trained with the chunk database %s, not %s", theirs, ours)
 

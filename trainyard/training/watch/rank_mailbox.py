@@ -1,4 +1,4 @@
-"""Messages that ranks leave for each other by name, without waiting for one another.
+"""Messages between ranks, by name, without waiting for one another.
 
 Training may hang meanwhile: between processes the messages go through the rendezvous store, over a
 connection of their own."""
