@@ -217,9 +217,10 @@ def s3_url(s3_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     return f"s3://yard-tests/{uuid.uuid4().hex}"
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A fresh folder on a file system, then in an object store: both obey the same laws."""
+    """A fresh folder on a file system, then in an object store: both obey the same laws. Unit tests
+    have the first alone: starting and asking a server of S3 costs a tenth of their time."""
     if request.param == "file":
         return str(tmp_path / "store")
     return str(request.getfixturevalue("s3_url"))

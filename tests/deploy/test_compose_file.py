@@ -39,7 +39,7 @@ def services(folder: Path, **chosen: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "root", "port"),
     [
@@ -58,6 +58,7 @@ def test_pages_link_to_the_service_that_shows_the_same_root(
     assert [(one["host_ip"], one["published"]) for one in shown["ports"]] == [("127.0.0.1", port)]
 
 
+@pytest.mark.slow
 def test_digest_cache_outlives_containers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = services(folder, YARD_HOME="/srv/yard")
     monkeypatch.setenv("YARD_HOME", "/srv/yard")
@@ -73,6 +74,7 @@ def test_digest_cache_outlives_containers(folder: Path, monkeypatch: pytest.Monk
         assert any(Path(kept).is_relative_to(target) for target in held)
 
 
+@pytest.mark.slow
 def test_a_stage_starts_nothing_else_and_services_wait_for_the_bucket(folder: Path) -> None:
     found = services(folder)
     stages = [one for one in found.values() if "stages" in one.get("profiles", ())]

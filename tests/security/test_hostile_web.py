@@ -270,7 +270,7 @@ ROBOTS: dict[str, tuple[bytes, bytes, str]] = {
 }
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROBOTS)
 def test_a_hostile_robots_holds_up_only_its_host(
     kind: str, monkeypatch: pytest.MonkeyPatch

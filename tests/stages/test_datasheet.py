@@ -96,6 +96,7 @@ def test_the_run_card_has_the_same_section(tmp_path: Path, made: list[str]) -> N
         datasheet(f"{tmp_path}/sheet")
 
 
+@pytest.mark.slow
 def test_documents_alone_make_a_sheet_without_pictures_of_rules(tmp_path: Path) -> None:
     found = sheet(tmp_path, str(collected(tmp_path)), num_identified=10)
     assert found["steps"] == []

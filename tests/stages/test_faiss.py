@@ -136,6 +136,7 @@ def test_embeddings_of_another_model_are_refused(embeddings: Path, tmp_path: Pat
         add(tmp_path / "empty", tmp_path / "other", tmp_path / "full")
 
 
+@pytest.mark.slow
 def test_an_index_that_fills_the_disk_is_refused(
     embeddings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,7 +112,7 @@ def lengths(yard: Yard, table: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(table < 0, np.inf, found)
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("num_found", [6, 40])
 def test_neighbors_are_the_nearest_chunks_of_other_documents(
     yard: Yard, tmp_path: Path, num_found: int
@@ -317,6 +317,7 @@ def test_embeddings_of_samples_in_another_order_are_refused(yard: Yard, tmp_path
         query(yard, tmp_path / "other", embeddings=str(tmp_path / "embeddings"))
 
 
+@pytest.mark.slow
 def test_a_table_that_fills_the_disk_is_refused(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

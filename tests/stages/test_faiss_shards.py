@@ -105,7 +105,7 @@ def test_growing_reports_the_drift(
     assert "drift" not in manifest(at / "old")["metrics"]
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("embeddings", "more", "message"),
     [

@@ -42,6 +42,7 @@ def whole(pretrain: Pretrain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_folder_has_steps_ledger_and_timings(whole: Path) -> None:
     assert find_steps(str(whole)) == [3, 6, 8]
     lines = ledger(whole)
@@ -59,6 +60,7 @@ def test_a_run_folder_has_steps_ledger_and_timings(whole: Path) -> None:
     assert {str(p.relative_to(whole)) for p in whole.rglob("*") if p.is_file()} == listed
 
 
+@pytest.mark.slow
 def test_a_step_carries_configuration_and_tokenizer_without_paths(whole: Path) -> None:
     with open_checkpoint(str(whole)) as checkpoint:
         assert checkpoint.step == 8
@@ -85,6 +87,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert manifest(folder).output_digest == manifest(whole).output_digest
 
 
+@pytest.mark.slow
 def test_execution_options_do_not_rerun_a_finished_run(pretrain: Pretrain, whole: Path) -> None:
     log = pretrain(whole, eval_at_start=True, log_interval=1, log_throughput=True)
     assert "nothing to do" in log
@@ -205,7 +208,7 @@ def test_load_resumes_and_finetune_starts_over(
     assert lines[0]["lm_loss"] < expected[1]["lm_loss"]
 
 
-@pytest.mark.few_cases(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
@@ -240,6 +243,7 @@ def test_impossible_options_are_refused_and_nothing_is_published(
     assert not (tmp_path / "run/manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_program_are_kept(pretrain: Pretrain, tmp_path: Path) -> None:
     theirs = tmp_path / "run/iter_0000100/mp_rank_00/model_optim_rng.pt"
     theirs.parent.mkdir(parents=True)

@@ -192,6 +192,7 @@ def test_tokens_outside_the_vocabulary_are_named(yard: Path, tmp_path: Path) -> 
         run(yard, tmp_path / "out", **given)
 
 
+@pytest.mark.slow
 def test_numbers_that_fp16_cannot_hold_are_named(yard: Path, tmp_path: Path) -> None:
     model = make(tmp_path / "bert")
     with torch.no_grad():

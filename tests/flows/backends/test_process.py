@@ -270,6 +270,7 @@ def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) ->
     assert not is_running(read_pid(pid_file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_cancelled_job_has_time_to_save(tmp_path: Path, times: int) -> None:
     saved, pid_file = tmp_path / "saved", tmp_path / "pid"

@@ -329,6 +329,7 @@ def test_an_unreachable_store_is_reported(s3_url: str, monkeypatch: pytest.Monke
         assert ask("/a.txt").body == b"a"
 
 
+@pytest.mark.slow
 def test_a_missing_bucket_ends_it_at_once(
     s3_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,9 +358,8 @@ def program(root: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], str
             process.kill()
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_at_once_whatever_it_is_doing(tmp_path: Path, number: int) -> None:
     with (tmp_path / "long.txt").open("wb") as file:
         file.truncate(1 << 30)

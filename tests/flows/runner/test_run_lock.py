@@ -20,6 +20,7 @@ from trainyard.errors import InfrastructureError
 log = logging.getLogger(__name__)
 
 
+@pytest.mark.slow
 def test_a_second_run_begins_when_the_first_has_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

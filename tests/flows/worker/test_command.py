@@ -49,6 +49,7 @@ def worker(output: Path) -> Iterator[subprocess.Popen[bytes]]:
             worker.kill()
 
 
+@pytest.mark.slow
 def test_flows_stop_before_the_worker(output: Path, worker: subprocess.Popen[bytes]) -> None:
     (flow,) = below(worker.pid)
     assert is_alive(flow)

@@ -50,7 +50,7 @@ def saved(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("?.saved.txt"))
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "again"),
     [(TERM, (TERM, TERM)), (USR1, (TERM,)), (INT, (TERM,))],

@@ -185,6 +185,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_killed_parent() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], start_new_session=True)
     try:

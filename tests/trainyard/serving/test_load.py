@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.trainyard.serving.running import NAME, Running
 from trainyard.load_test.driver import LoadDriver
 from trainyard.load_test.http_target import Endpoint, HttpTarget
@@ -25,6 +27,7 @@ def measured(
     return asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_tokens_are_those_that_the_engine_counts(server: Running) -> None:
     before = server.served.service.stats
     requests = [

@@ -32,6 +32,7 @@ def refuse_last() -> None:
     raise ConnectionError("rank 1 is gone")
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_the_error_of_a_rank_is_not_hidden_by_those_that_it_causes(
     monkeypatch: pytest.MonkeyPatch,

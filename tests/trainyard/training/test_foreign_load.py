@@ -50,7 +50,8 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["lm_loss"]) for line in ledger(folder)]
 
 
-@pytest.mark.parametrize("saver", ["torch_dist", pytest.param("core", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("saver", ["torch_dist", "core"])
 def test_a_run_of_megatron_goes_on_with_its_optimizer(
     saver: str, tokens: str, run: Path, tmp_path: Path
 ) -> None:

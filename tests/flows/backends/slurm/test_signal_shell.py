@@ -100,6 +100,7 @@ def test_a_launcher_with_a_rank_ignores_repeated_signals(shell: list[str]) -> No
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_one_of_several_nodes_leaves_the_others_their_time() -> None:
     with started(["sh"], *NO_RANK, delay=1) as process:
         process.terminate()

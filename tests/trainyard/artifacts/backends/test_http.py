@@ -132,6 +132,7 @@ def test_a_digest_is_remembered_where_the_server_tells_versions(
         assert resolve("input", [url]).digest != local
 
 
+@pytest.mark.slow
 def test_many_files_of_one_server_have_the_digests_of_their_contents(tmp_path: Path) -> None:
     names = [f"{number}.txt" for number in range(10)]
     for name in names:
