@@ -102,7 +102,7 @@ def bare_gpt2(file: str, tokenizer_json: str) -> float:
                 source.readline()
             while (left := end - source.tell()) > 0:
                 lines = source.readlines(min(BYTES, left))
-                rows = [encoder.encode(orjson.loads(line)["text"].encode()) for line in lines]
+                rows = [encoder.encode(orjson.loads(line)["text"]) for line in lines]
                 parts = [part for row in rows for part in (row.astype(np.uint16), end_of_text)]
                 tokens.write(np.concatenate(parts).data)
 

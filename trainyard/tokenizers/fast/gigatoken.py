@@ -277,8 +277,8 @@ class _Worker:
         self._letters += sum(map(len, texts))
         # One by one: a batch comes as an awkward array, whose import takes 0.2 s.
         try:
-            rows = [self.backend.encode(text.encode()) for text in texts]
-        except UnicodeEncodeError:
+            rows = [self.backend.encode(text) for text in texts]
+        except TypeError:
             check_unicode(texts)
             raise
         return join_rows(rows)
