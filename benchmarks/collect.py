@@ -16,7 +16,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from trainyard.testing.wiki_dump import Plan, write_dump
 CORPUS_BYTES = 560_000_000
 DOCUMENTS = 1_000_000
 ITEMS = 10_000
+PLANTED, PLANTED_EVERY = "planted", 100
+"""Key of a document in which an item was put, and how many items there are for each that was."""
 DUMP_BYTES = 500_000_000
 WORDS, VOCABULARY = 300, 50_000
 CHANGED = 6
@@ -158,22 +160,45 @@ def near_documents(count: int) -> Iterator[tuple[int, str, bool]]:
 
 
 def row_decontaminate(setting: Setting) -> None:
-    """Evaluation items, of which one in a hundred is in the corpus."""
-    corpus, items = setting.corpus(), setting.scratch / "items.jsonl"
-    lines = corpus.read_bytes().split(b"\n", 200)[:-1]
-    random = np.random.default_rng(5)
-    with items.open("w") as out:
-        for number in range(ITEMS):
-            words = [f"x{n:x}" for n in random.integers(0, VOCABULARY, 25)]
-            if number % 100 == 0:
-                words = str(json.loads(lines[number // 100])["text"]).split()[5:30]
-            out.write(json.dumps({"text": " ".join(words)}) + "\n")
+    """Evaluation items out of books, one in a hundred of which stands in one document each."""
+    corpus, items = setting.scratch / "planted.jsonl", setting.scratch / "items.jsonl"
+    texts = evaluation_items(setting.data / "corpora/books_en.jsonl")
+    items.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    planted = plant(setting.corpus(), corpus, texts[::PLANTED_EVERY])
     given = ("--input", corpus, "--tasks", "mine", "--task-data", items)
     mine = ours(setting, "decontaminate", *given)
     found = measure({"ours": mine, "read": loop(setting, "read", corpus)}, setting.runs)
     ratio, text = against(found["ours"], seconds_of(found["read"]))
+    dropped = (setting.scratch / "out-decontaminate").glob("dropped-*.jsonl")
+    marks = [PLANTED in json.loads(line) for path in dropped for line in path.open()]
+    text += f"; {sum(marks)} of {planted} planted found, {len(marks) - sum(marks)} others"
     name = f"decontaminate {size_mb(corpus):.0f} MB, {ITEMS} items"
-    report(name, text, "within 2x of reading with orjson", ratio >= 0.5)
+    ok = ratio >= 0.5 and sum(marks) == planted
+    report(name, text, "within 2x of reading with orjson, all planted found", ok)
+
+
+def evaluation_items(books: Path) -> list[str]:
+    """Pieces of 25 words, none of which has a word in common with another."""
+    words = " ".join(json.loads(line)["text"] for line in books.open()).split()
+    distance = len(words) // ITEMS
+    return [" ".join(words[at : at + 25]) for at in range(0, ITEMS * distance, distance)]
+
+
+def plant(source: Path, path: Path, texts: Sequence[str]) -> int:
+    """Copy a corpus, with each text in the middle of another document, marked as such; how many."""
+    count = sum(1 for _ in source.open("rb"))
+    places = np.random.default_rng(5).choice(count, len(texts), replace=False).tolist()
+    planted = dict(zip(places, texts, strict=True))
+    with source.open("rb") as given, path.open("wb") as out:
+        for number, line in enumerate(given):
+            if number in planted:
+                document = json.loads(line)
+                words = str(document["text"]).split(" ")
+                words.insert(len(words) // 2, planted[number])
+                line = json.dumps({**document, "text": " ".join(words), PLANTED: True}).encode()
+                line += b"\n"
+            out.write(line)
+    return len(planted)
 
 
 def row_wikipedia(setting: Setting) -> None:

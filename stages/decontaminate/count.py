@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -15,9 +16,15 @@ from stages.runtime.document_units import UnitDone, UnitJob, reader_of
 from trainyard.artifacts import store
 from trainyard.collection.contamination.ngrams import Matcher
 from trainyard.collection.contamination.prefilter import Prefilter
+from trainyard.collection.options import DocumentsConfig
 from trainyard.corpus.formats.records import ORIGIN, Rows
 
-NGRAMS, COMMON = "ngrams.json", "common.json"
+if TYPE_CHECKING:
+    from trainyard.collection.contamination.skim import Skimmer
+
+NGRAMS, COMMON, SKIM = "ngrams.json", "common.json", "skim"
+SKIMMED_BYTES = 64 << 20
+"""Input of a worker from which on compiled code saves more time than it takes to load."""
 SPLIT_ID = "split_id"
 
 
@@ -39,9 +46,13 @@ class Counts:
     """Documents of earlier units."""
 
 
-def write_ngrams(folder: Path, tasks: Mapping[str, Iterable[str]]) -> None:
-    """Put the n-grams of each task where workers find them."""
+def write_ngrams(
+    folder: Path, tasks: Mapping[str, Iterable[str]], size_bytes: int, num_workers: int
+) -> None:
+    """Put the n-grams of each task where workers find them. size_bytes: of the whole input."""
     (folder / NGRAMS).write_bytes(orjson.dumps({name: list(one) for name, one in tasks.items()}))
+    if size_bytes >= SKIMMED_BYTES * num_workers:
+        (folder / SKIM).touch()
 
 
 def write_common(folder: Path, common: Iterable[str]) -> None:
@@ -74,6 +85,17 @@ def prefilter_of(folder: str) -> Prefilter:
     return Prefilter(chain.from_iterable(tasks_of(folder).values()))
 
 
+@cache
+def skimmer_of(folder: str, key: str, max_bytes: int) -> Skimmer | None:
+    """Finds them in lines that are not parsed; None if that is not possible, or not worth it."""
+    prefilter = prefilter_of(folder)
+    if not Path(folder, SKIM).exists() or not prefilter.is_of_bytes(key):
+        return None
+    from trainyard.collection.contamination.skim import Skimmer  # costs half a second
+
+    return Skimmer(matcher_of(folder), prefilter, key, max_bytes)
+
+
 def name_of(job: UnitJob) -> str:
     """The file of a unit's counts."""
     return f"counts-{job.number:05d}.json"
@@ -81,25 +103,58 @@ def name_of(job: UnitJob) -> str:
 
 def count_unit(job: UnitJob) -> UnitDone:
     """Write the counts of a unit."""
-    prefilter = prefilter_of(job.scratch)
-    found = Counts(0, [], {})
-    counts: Counter[str] = Counter()
-    have_origin: set[bool | None] = set()
+    counter = _Counter(job)
     reader = reader_of(job)
-    for rows in reader.rows():
-        texts = [record[job.config.documents.json_key] for record in rows.records]
-        for number in prefilter.suspects(texts):
-            if hits := list(matcher_of(job.scratch).hits(texts[number])):
-                found.hits.append(found.documents + number)
-                counts.update(hit.ngram for hit in hits)
-        found.documents += len(texts)
-        found.chars += sum(map(len, texts))
-        have_origin |= _have_origin(rows, job.config.documents.json_key)
-    found.counts = dict(sorted(counts.items()))
-    found.has_origin = have_origin.pop() if len(have_origin) == 1 else None
+    for rows in reader.rows(counter.skim):
+        counter.read(rows)
     name = name_of(job)
-    record = store.write_bytes(store.join(job.folder, name), orjson.dumps(asdict(found)), name)
+    content = orjson.dumps(asdict(counter.counts()))
+    record = store.write_bytes(store.join(job.folder, name), content, name)
     return UnitDone((record,), {}, reader.digests)
+
+
+class _Counter:
+    """Counts documents as they are read."""
+
+    def __init__(self, job: UnitJob) -> None:
+        documents: DocumentsConfig = job.config.documents
+        self._folder, self._key = job.scratch, documents.json_key
+        self._found = Counts(0, [], {})
+        self._counts: Counter[str] = Counter()
+        self._have_origin: set[bool | None] = set()
+        self._skimmer = skimmer_of(job.scratch, self._key, documents.max_document_bytes)
+
+    def skim(self, block: bytes) -> int:
+        """Count the documents of lines that need not be parsed; how many they are."""
+        skimmed = self._skimmer.skim(block) if self._skimmer else None
+        if skimmed is None:
+            return 0
+        self._add(skimmed.num_lines, skimmed.chars, skimmed.suspects)
+        self._have_origin |= skimmed.have_origin
+        return skimmed.num_lines
+
+    def read(self, rows: Rows) -> None:
+        """Count documents that were."""
+        texts = [record[self._key] for record in rows.records]
+        suspects = prefilter_of(self._folder).suspects(texts)
+        self._add(len(texts), sum(map(len, texts)), {n: texts[n] for n in suspects})
+        self._have_origin |= _have_origin(rows, self._key)
+
+    def _add(self, count: int, chars: int, suspects: Mapping[int, str]) -> None:
+        found = self._found
+        for number, text in suspects.items():
+            if hits := list(matcher_of(self._folder).hits(text)):
+                found.hits.append(found.documents + number)
+                self._counts.update(hit.ngram for hit in hits)
+        found.documents += count
+        found.chars += chars
+
+    def counts(self) -> Counts:
+        """What was found."""
+        have = self._have_origin
+        self._found.counts = dict(sorted(self._counts.items()))
+        self._found.has_origin = next(iter(have)) if len(have) == 1 else None
+        return self._found
 
 
 def _have_origin(rows: Rows, key: str) -> set[bool | None]:

@@ -48,6 +48,7 @@ from trainyard.collection.contamination.tasks import read_task
 from trainyard.collection.documents import Item, dropped, dropped_line
 from trainyard.collection.tally import Tally
 from trainyard.errors import ArtifactError, DataError
+from trainyard.machine import available_cores
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
     }
     _refuse_empty(config, tasks)
     jobs = plan_jobs(stage, config)
-    write_ngrams(stage.scratch, tasks)
+    size_bytes = sum(job.size_bytes for job in jobs)
+    write_ngrams(stage.scratch, tasks, size_bytes, config.workers or available_cores())
     if config.rank is not None:
         run_share(stage, jobs, count_unit, config.workers, "count", lambda job: (name_of(job),))
         return {"units": len(jobs)}

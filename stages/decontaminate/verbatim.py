@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain
+from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
 import orjson
 
 from stages.runtime.document_units import UnitJob
@@ -24,6 +25,7 @@ class Block(NamedTuple):
     first: int
     """Number of its first document in the unit."""
     offsets: list[int]
+    lengths: list[int]
     lines: Lines
 
     def item(self, at: int) -> Item:
@@ -48,8 +50,10 @@ def blocks_of(job: UnitJob) -> Iterator[Block]:
         for offset, lines in line_blocks(
             source, compression, job.config.documents.max_document_bytes
         ):
-            offsets = list(accumulate((len(line) + 1 for line in lines[:-1]), initial=offset))
-            yield Block(job.names[source.url], first, offsets, lines)
+            lengths = np.fromiter(map(len, lines), np.int64, len(lines))
+            offsets = offset + np.cumsum(lengths + 1) - (lengths + 1)
+            name = job.names[source.url]
+            yield Block(name, first, offsets.tolist(), lengths.tolist(), lines)
             first += len(lines)
 
 
@@ -69,7 +73,7 @@ class Added:
         if not self._has_origin:
             file = orjson.dumps(block.file).replace(b"%", b"%%")
             template = b',"origin":{"file":%s,"offset":%%d,"length":%%d}' % file
-            columns = [block.offsets[begin:end], [len(line) + 1 for line in lines]]
+            columns = [block.offsets[begin:end], block.lengths[begin:end]]
         if self._split_name is not None:
             name = orjson.dumps(self._split_name)[:-1].replace(b"%", b"%%")
             template += b',"split_id":' + name + b'-%010d-0000"'

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -218,18 +218,28 @@ def _more_options(name: str) -> type | None:
 def known_flags(name: str, config_class: type, more: type | None) -> Vocabulary:
     """What the flags of Megatron-LM mean to the stage."""
     from trainyard.megatron_cli.spellings import ToolVocabulary, flag, vocabulary
-    from trainyard.megatron_cli.tools import OF_STAGE_PRETRAIN, TOOLS
+    from trainyard.megatron_cli.tools import TOOLS
 
     classes = (CommonOptions, *((more,) if more is not None else ()))
     flags = tuple(flag(field.name) for cls in classes for field in dataclasses.fields(cls))
     tool = TOOLS.get(name)
     if tool is None:
         return vocabulary(config_class, flags)
-    from trainyard.models.expected import COMPARED
-    from trainyard.training.options.pretrain import PretrainConfig  # 0.03 s, not for --help
+    compared: Collection[str] = ()
+    if tool.checks_model:
+        from trainyard.models.expected import COMPARED
 
-    training = vocabulary(PretrainConfig, OF_STAGE_PRETRAIN)
-    return ToolVocabulary(config_class, flags, tool, training, COMPARED)
+        compared = COMPARED
+    return ToolVocabulary(config_class, flags, tool, _flags_of_training, compared)
+
+
+def _flags_of_training() -> Vocabulary:
+    """What flags mean to a training; importing its options takes 0.2 s."""
+    from trainyard.megatron_cli.spellings import vocabulary
+    from trainyard.megatron_cli.tools import OF_STAGE_PRETRAIN
+    from trainyard.training.options.pretrain import PretrainConfig
+
+    return vocabulary(PretrainConfig, OF_STAGE_PRETRAIN)
 
 
 def in_our_spelling(arguments: list[str], known: Vocabulary) -> tuple[list[str], list[str]]:

@@ -71,11 +71,15 @@ def test_lines_that_pass_on_unread_are_the_documents_that_are_read(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stages.decontaminate.count._have_origin", lambda rows, key: {None})
         decontaminate(source, folder / "read", **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stages.decontaminate.count.SKIMMED_BYTES", 0)
+        decontaminate(source, folder / "skimmed", **options)
     for kind in ("documents", "dropped"):
-        ours, theirs = (rows(folder / name, kind) for name in ("lines", "read"))
-        assert ours == theirs
-        assert [list(one) for one in ours] == [list(one) for one in theirs]
-    assert report(folder / "lines") == report(folder / "read")
+        theirs = rows(folder / "read", kind)
+        for name in ("lines", "skimmed"):
+            assert (ours := rows(folder / name, kind)) == theirs
+            assert [list(one) for one in ours] == [list(one) for one in theirs]
+    assert report(folder / "lines") == report(folder / "skimmed") == report(folder / "read")
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])

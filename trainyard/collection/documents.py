@@ -18,6 +18,7 @@ from trainyard.artifacts.store import FileInfo
 from trainyard.artifacts.urls import canonical_each
 from trainyard.corpus.documents import BadLine, DocumentReader
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES
+from trainyard.corpus.formats.jsonl import Skim
 from trainyard.corpus.formats.records import ORIGIN, Rows
 from trainyard.corpus.units import Unit
 
@@ -91,10 +92,11 @@ class UnitReader:
                 record.fields.setdefault(ORIGIN, place.document())
                 yield Item(place, record.fields)
 
-    def rows(self) -> Iterator[Rows]:
-        """The same, unchanged, about a megabyte at once; for a pass that only reads."""
+    def rows(self, skim: Skim | None = None) -> Iterator[Rows]:
+        """The same, unchanged, about a megabyte at once; for a pass that only reads. skim: takes
+        lines of JSONL, which are left out."""
         for _, reader in self._readers():
-            yield from reader.rows()
+            yield from reader.rows(skim)
 
     def _readers(self) -> Iterator[tuple[str, DocumentReader]]:
         for source in self.unit.sources:

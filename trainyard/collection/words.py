@@ -34,4 +34,6 @@ def lowered(text: str) -> str:
     lower = text.lower()
     if len(lower) == len(text):
         return lower
-    return "".join(low if len(low := letter.lower()) == 1 else letter for letter in text)
+    # Only the dotted I becomes two; a sigma does not become a final one here.
+    parts = text.replace("\u03a3", "\u03c3").split("\u0130")
+    return "\u0130".join(map(str.lower, parts))

@@ -17,7 +17,7 @@ import numpy as np
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES, too_large
 from trainyard.corpus.formats.compression import BrokenError, Passing, contents
 from trainyard.corpus.formats.inputs import check_inputs, split_name, split_ranges
-from trainyard.corpus.formats.jsonl import json_rows
+from trainyard.corpus.formats.jsonl import Skim, json_rows
 from trainyard.corpus.formats.parse import (
     FaultError,
     begins,
@@ -123,10 +123,11 @@ class DocumentReader:
             places = (rows.offsets.tolist(), rows.lengths.tolist(), rows.lines.tolist())
             yield from map(Record, *places, rows.records)
 
-    def rows(self) -> Iterator[Rows]:
-        """The same, about a megabyte of input at once, after bad ones are left out."""
+    def rows(self, skim: Skim | None = None) -> Iterator[Rows]:
+        """The same, about a megabyte of input at once, after bad ones are left out. skim: takes
+        lines of JSONL, which are left out too, and not counted."""
         self.lines, self.bad = 0, []
-        for rows in self._rows():
+        for rows in self._rows(skim):
             self.lines += rows.num_lines
             try:
                 found = columns(rows.records, self.keys, None)
@@ -147,10 +148,12 @@ class DocumentReader:
             rows.bad.append(BadLine(*place, reason, rows.excerpt(i)))
         self._keep(rows, np.flatnonzero(np.logical_not(is_list)).tolist())
 
-    def _rows(self) -> Iterator[Rows]:
+    def _rows(self, skim: Skim | None = None) -> Iterator[Rows]:
         kind, compression = split_name(self.source.url)
         if kind == "jsonl":
-            return json_rows(self.source, compression, self.keys, self._max_bytes, self._passing)
+            return json_rows(
+                self.source, compression, self.keys, self._max_bytes, self._passing, skim
+            )
         if kind == "text":
             return _text_rows(
                 self.source.url, compression, self.keys, self._max_bytes, self._passing

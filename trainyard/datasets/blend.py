@@ -12,18 +12,14 @@ the next one has a lower floor."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import cache, partial
-from pickle import UnpicklingError
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 MAX_DATASETS = np.iinfo(np.int16).max
 
@@ -80,18 +76,10 @@ def _assign(shares: Floats, limits: Floats, num_samples: int) -> Indices:
 
 @cache
 def compiled_walk() -> Walk:
-    """`_walk` as machine code. numba keeps it for later processes beside this file or in the user's
-    cache folder, if it may write to one of these."""
-    from numba import njit  # takes half a second and 220 MB
+    """`_walk` as machine code."""
+    from trainyard.machine_code import machine_code  # takes half a second and 220 MB
 
-    compiler = partial(njit, "void(f8[::1], f8[::1], f8[::1], i2[::1], i8[::1])")
-    try:
-        compiled: Walk = compiler(error_model="numpy", cache=True)(_walk)
-    # No folder to write to; a full disk; a file that a crash has cut short.
-    except (RuntimeError, OSError, EOFError, ValueError, UnpicklingError) as error:
-        log.info("compiling blends again, because their cache cannot be used: %s", error)
-        compiled = compiler(error_model="numpy")(_walk)
-    return compiled
+    return machine_code("void(f8[::1], f8[::1], f8[::1], i2[::1], i8[::1])")(_walk)
 
 
 def _walk(

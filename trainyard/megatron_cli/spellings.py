@@ -3,7 +3,7 @@ with a checkpoint, or not supported."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
@@ -216,10 +216,11 @@ class ToolVocabulary(Vocabulary):
         config_class: type,
         more: Iterable[str],
         tool: Tool,
-        training: Vocabulary,
+        training: Callable[[], Vocabulary],
         checked: Collection[str],
     ) -> None:
-        """checked: options of the model that a checkpoint must have with the same values."""
+        """training: what flags mean to a training, asked for a flag that is none of this command.
+        checked: options of the model that a checkpoint must have with the same values."""
         super().__init__(config_class, more)
         self._tool, self._training = tool, training
         self._checked = checked if tool.checks_model else ()
@@ -244,7 +245,7 @@ class ToolVocabulary(Vocabulary):
         return self._answers.meaning(name) or self._of_training(name)
 
     def _of_training(self, name: str) -> Meaning:
-        found = self._training.meaning(name)
+        found = self._training().meaning(name)
         if found.kind == "unknown":
             return Meaning("unknown", reason=self.hint(name))
         if found.kind == "absent" and name in self._minds:

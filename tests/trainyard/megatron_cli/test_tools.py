@@ -44,7 +44,7 @@ CONFIGS = {
 }
 KNOWN = {
     name: ToolVocabulary(
-        config, ("yaml-cfg",) if name == "plan" else (), TOOLS[name], PRETRAIN, COMPARED
+        config, ("yaml-cfg",) if name == "plan" else (), TOOLS[name], lambda: PRETRAIN, COMPARED
     )
     for name, config in CONFIGS.items()
 }

@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from copy import copy
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 from trainyard.collection.words import lowered
 
 WORD = re.compile(r"\w+")
 HEAD_CHARS = 16
+CAPITAL_SIGMA = "\u03a3"
 
 
 class Hit(NamedTuple):
@@ -79,6 +80,17 @@ class Matcher:
                 if ngram in self._ngrams:
                     where = where or [match.start() for match in WORD.finditer(lower)]
                     yield Hit(place, where[place], ngram)
+
+    def has_around(self, text: str, at: int) -> bool:
+        """Whether a text has an n-gram with what stands at a place."""
+        if CAPITAL_SIGMA in text:  # its lower case depends on more than the words around
+            return any(self.hits(text))
+        most = max(self._sizes) + 1
+        after = [match.end() for match in islice(WORD.finditer(text, at), most)]
+        begin, chars = at, 8 * most
+        while begin > 0 and len(WORD.findall(text, begin, at)) <= most:
+            begin, chars = max(begin - chars, 0), 2 * chars
+        return any(self.hits(text[begin : max([at, *after])]))
 
 
 def _starts(words: Sequence[str]) -> list[int]:

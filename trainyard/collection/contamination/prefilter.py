@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence, Set
-from functools import cache
+from functools import cache, cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import orjson
+
+from trainyard.collection.words import lowered
 
 Array = npt.NDArray[Any]
 
@@ -21,13 +24,16 @@ NO_TOKEN = ord("k")
 """A letter outside of ASCII, the Kelvin sign, has it as its lower case; no other is such a one."""
 LAST_CASED = 0x1FFFF
 """No letter behind it has another case."""
+TWO_LETTERS = 0x130
+"""The only one that becomes two in lower case."""
 FINAL_SIGMA = "\u03c2"
 """What the upper case of a sigma becomes at the end of a word, and nowhere else."""
 SIZES = (2, 4, 6, 8)
 """Tokens of a key: as many as the n-gram has."""
-STRETCH, LONG = 9, 5
-"""Words at the end of an n-gram that its key is of, and bytes of a token that is probably a long
-one."""
+STRETCH = 9
+"""Words at the end of an n-gram that its key is of."""
+FEW_WORDS = 100
+"""More are not looked for one by one."""
 LEAST_TOKENS = 4
 """An n-gram with words of other letters and fewer tokens between two of them has no key."""
 MOST_BYTES = 8
@@ -51,31 +57,47 @@ class Prefilter:
 
     def __init__(self, ngrams: Iterable[str]) -> None:
         runs: list[str] = []
-        letters: set[str] = set()
+        words: set[str] = set()
         last = " \0 "
         for ngram in ngrams:
             if last in f" {ngram} ":
                 continue
             run = ngram if ngram.isascii() else _ascii_run(ngram)
-            if len(_tokens(run)) >= (SIZES[0] if ngram.isascii() else LEAST_TOKENS):
-                runs.append(_stretch(run))
+            end = _stretch(run)
+            if len(_tokens(end)) >= (SIZES[0] if ngram.isascii() else LEAST_TOKENS):
+                runs.append(end)
                 last = f" {runs[-1]} "
             else:
-                letters.add(max(ngram))
-        self._letters = _spelled(letters) if letters else None
-        """Of every n-gram without a key, the letter farthest from ASCII."""
-        self._keys = _Keys(runs) if runs else None
+                words.add(max(ngram.split(" "), key=lambda word: (max(word), len(word))))
+        self.letters = _spelled(set(map(max, words)))
+        """Of every n-gram without a key, the letter farthest from ASCII, in either case."""
+        self._words = sorted(words) if len(words) <= FEW_WORDS else []
+        """Words with these letters, of which a text with such an n-gram has one."""
+        letters = re.escape("".join(sorted(self.letters)))
+        self._find_letter = re.compile(f"[{letters}]").search if letters else None
+        self.keys = _Keys(runs) if runs else None
+
+    def has_word(self, text: str) -> bool:
+        """Whether a text may have an n-gram without a key."""
+        if self._find_letter is None or not self._find_letter(text):
+            return False
+        if not self._words:
+            return True
+        lower = lowered(text)
+        return any(word in lower for word in self._words)
+
+    def is_of_bytes(self, key: str) -> bool:
+        """Whether the bytes of JSON tell which texts to name, if they have this key."""
+        is_spelled = orjson.dumps(key)[1:-1] == key.encode()
+        return is_spelled and not any(map(str.isascii, self.letters))
 
     def suspects(self, texts: Sequence[str]) -> list[int]:
         """Ascending numbers of the texts that may have an n-gram."""
-        named: set[int] = set()
-        if self._letters is not None:
-            search = self._letters.search
-            named.update(number for number, text in enumerate(texts) if search(text))
-        if self._keys is not None:
+        named = {number for number, text in enumerate(texts) if self.has_word(text)}
+        if self.keys is not None:
             parts = [text.encode(errors="surrogatepass") for text in texts]
             ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)) + 1)
-            places = self._keys.places(b"\n".join(parts))
+            places = self.keys.places(b"\n".join(parts))
             named.update(np.searchsorted(ends, places, "right").tolist())
         return sorted(named)
 
@@ -87,11 +109,12 @@ class _Keys:
         data = _Bytes.of("\n".join(runs).encode())
         begins = np.cumsum([0, *(len(run) + 1 for run in runs)])
         counts = np.zeros(1)
-        self._least = MOST_BYTES + 1
-        """Bytes of a long token: so few that each run has two."""
-        while counts.min() < SIZES[0] and self._least > 1:
-            self._least -= 1
-            starts = _starts(data, self._least)
+        self.least = MOST_BYTES + 1
+        """Bytes of a long token: so few that each run has eight, if it can. Keys of fewer name
+        texts in vain, which takes longer than to look at every token."""
+        while counts.min() < SIZES[-1] and self.least > 1:
+            self.least -= 1
+            starts = _starts(data, self.least)
             counts = np.diff(np.searchsorted(starts, begins))
         pairs = _pairs(_values(data, starts))
         first = np.searchsorted(starts, begins[:-1])
@@ -115,11 +138,25 @@ class _Keys:
     def places(self, data: bytes) -> Array:
         """Where keys are."""
         given = _Bytes.of(data)
-        starts = _starts(given, self._least)
+        starts = _starts(given, self.least)
         pairs = _pairs(_values(given, starts))
-        near = self._pairs.maybe(pairs)
+        return self.places_of(starts, pairs, self._pairs.maybe(pairs))
+
+    def places_of(self, starts: Array, pairs: Array, near: Array) -> Array:
+        """The same of tokens that were found. near: numbers of those whose pair may begin a key."""
         found = [near[keys.found(_key(pairs, near, size))] for size, keys in self._keys.items()]
         return np.concatenate([starts[one] for one in found])
+
+    @cached_property
+    def bits(self) -> Array:
+        """(1 << TABLE_BITS,) whether some tokens may be a key, by their slot, in bits of u64."""
+        tables = [keys.table for keys in self._keys.values()]
+        return np.packbits(np.logical_or.reduce(tables), bitorder="little").view("<u8")
+
+    @property
+    def sizes(self) -> int:
+        """Bit n: whether there are keys of SIZES[n] tokens."""
+        return sum(1 << n for n, size in enumerate(SIZES) if size in self._keys)
 
 
 class _Hashes(NamedTuple):
@@ -230,27 +267,27 @@ def _slots(pairs: Array) -> Array:
     return found
 
 
-def _spelled(letters: Set[str]) -> re.Pattern[str]:
-    """Matches any of these letters, in lower or upper case."""
-    found = set(letters).union(*(_by_lower_case().get(letter, ()) for letter in letters))
-    return re.compile(f"[{re.escape(''.join(sorted(found)))}]")
+def _spelled(letters: Set[str]) -> set[str]:
+    """These letters in lower and upper case."""
+    return set(letters).union(*(_by_lower_case().get(letter, ()) for letter in letters))
 
 
 @cache
 def _by_lower_case() -> dict[str, list[str]]:
     """The letters that become another in lower case, by that."""
     found = {FINAL_SIGMA: [FINAL_SIGMA.upper()]}
-    for letter in map(chr, range(LAST_CASED + 1)):
-        if (lower := letter.lower()) != letter:
+    letters = "".join(map(chr, (*range(TWO_LETTERS), *range(TWO_LETTERS + 1, LAST_CASED + 1))))
+    for letter, lower in zip(letters, letters.lower(), strict=True):
+        if lower != letter:
             found.setdefault(lower, []).append(letter)
     return found
 
 
 def _stretch(run: str) -> str:
-    """What a run ends with, which n-grams that follow it in a text have too; the whole of one that
-    ends with short words."""
-    end = " ".join(run.split(" ")[-STRETCH:])
-    return end if sum(len(token) >= LONG for token in _tokens(end)) >= SIZES[1] else run
+    """What a run ends with, which n-grams that follow it in a text have too; the whole of one
+    whose end has few tokens."""
+    end = " ".join(run.rsplit(" ", STRETCH)[-STRETCH:])
+    return end if len(_tokens(end)) >= SIZES[-1] else run
 
 
 def _tokens(run: str) -> list[str]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from trainyard.corpus.formats.bounds import too_large
 from trainyard.corpus.formats.compression import Passing
-from trainyard.corpus.formats.lines import BEGINNING, Lines, LongLine, TornError, line_blocks
+from trainyard.corpus.formats.lines import (
+    BEGINNING,
+    Lines,
+    LongLine,
+    TornError,
+    data_blocks,
+    lines_of,
+)
 from trainyard.corpus.formats.parse import begins, excerpt, parse_lines
 from trainyard.corpus.formats.records import BadLine, ByteRange, Rows
 from trainyard.errors import DataError
@@ -18,6 +25,10 @@ SPREAD = (
     "`jq -c . IN > OUT.jsonl` objects that are spread over lines"
 )
 
+Skim = Callable[[bytes], int]
+"""Is shown consecutive lines without the last line feed. It returns how many they are if no one
+needs to read them, and each is a document; 0 if they are to be read."""
+
 
 def json_rows(
     source: ByteRange,
@@ -25,13 +36,19 @@ def json_rows(
     keys: Sequence[str],
     max_bytes: int,
     passing: Passing | None = None,
+    skim: Skim | None = None,
 ) -> Iterator[Rows]:
     """The records of a range, about a megabyte of lines at once; a line of more than `max_bytes` is
-    a bad line. passing: is shown the bytes as stored."""
+    a bad line. passing: is shown the bytes as stored. What `skim` takes is left out."""
     first = 1
     looked = source.start > 0
     try:
-        for offset, lines in line_blocks(source, compression, max_bytes, passing):
+        for offset, block in data_blocks(source, compression, max_bytes, passing):
+            if skim and isinstance(block, bytes) and (count := skim(block)):
+                looked = True
+                first += count
+                continue
+            lines = lines_of(block)
             rows = _rows(offset, lines, first, keys, max_bytes)
             if not looked and (rows.bad or rows.records):
                 looked = True

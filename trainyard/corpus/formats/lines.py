@@ -46,6 +46,22 @@ def line_blocks(
     A long line comes alone. One of more than `max_bytes` becomes a `LongLine` before its end is
     searched, unless one read contains it. The caller may clear the list, to free a line while its
     document is encoded. passing: is shown the bytes as stored."""
+    for offset, block in data_blocks(source, compression, max_bytes, passing):
+        yield offset, lines_of(block)
+
+
+def lines_of(block: bytes | bytearray) -> Lines:
+    """The lines of a block."""
+    if isinstance(block, bytearray | LongLine):
+        return [block]
+    return cast(Lines, block.split(b"\n"))
+
+
+def data_blocks(
+    source: ByteRange, compression: str, max_bytes: int, passing: Passing | None = None
+) -> Iterator[tuple[int, bytes | bytearray]]:
+    """The same lines joined, without the last line feed. A bytearray or a `LongLine` is one
+    line."""
     reader = _Reader(source, bool(compression), max_bytes)
     # One byte early: a line feed there means that a line begins with the range.
     start = max(source.start - 1, 0)
@@ -81,7 +97,7 @@ class _Reader:
         """How far the contents have been read."""
         return self.offset + len(self.pending)
 
-    def take(self, piece: bytes) -> Iterator[tuple[int, Lines]]:
+    def take(self, piece: bytes) -> Iterator[tuple[int, bytes | bytearray]]:
         """The lines that end in this piece."""
         if self._between:
             piece = self._skip(piece)
@@ -94,7 +110,7 @@ class _Reader:
         if cut < 0:
             self.pending += piece
             if len(self.pending) > self._max_bytes:
-                yield self.offset, [LongLine(self.pending[:BEGINNING])]
+                yield self.offset, LongLine(self.pending[:BEGINNING])
                 self.offset, self.pending = self.position, bytearray()
                 self._is_long = True
             return
@@ -105,12 +121,11 @@ class _Reader:
             piece, cut = piece[first + 1 :], cut - first - 1
         if cut >= 0:
             data = bytes(self.pending) + piece[:cut] if self.pending else piece[:cut]
-            lines = cast(Lines, data.split(b"\n"))
             offset, self.offset = self.offset, self.offset + len(data) + 1
-            yield offset, lines
+            yield offset, data
         self.pending = bytearray(piece[cut + 1 :])
 
-    def rest(self) -> Iterator[tuple[int, Lines]]:
+    def rest(self) -> Iterator[tuple[int, bytes | bytearray]]:
         """The last line, if no line feed ended it."""
         if self.pending:
             yield self._release()
@@ -152,8 +167,8 @@ class _Reader:
                 return cut
         return piece.rfind(b"\n")
 
-    def _release(self) -> tuple[int, Lines]:
+    def _release(self) -> tuple[int, bytearray]:
         offset, line = self.offset, self.pending
         self.offset += len(line) + 1
         self.pending = bytearray()
-        return offset, [line]
+        return offset, line

@@ -1,0 +1,121 @@
+"""Which documents of a corpus may have an n-gram of a set, from its bytes, without parsing them.
+
+What `byte_kernels` does not call plain is left to a reader of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from trainyard.collection.contamination import byte_kernels
+from trainyard.collection.contamination.byte_kernels import (
+    BEGIN,
+    CHARS,
+    END,
+    FLAGS,
+    HAS_LETTER,
+    HAS_ORIGIN,
+    LETTERS,
+    PAD,
+    TEXT,
+)
+from trainyard.collection.contamination.ngrams import Matcher
+from trainyard.collection.contamination.prefilter import MULTIPLIER, NO_TOKEN, SHIFT, Prefilter
+
+LEAST_LINE = 8
+"""Bytes of a plain document and its line feed, at least."""
+
+Array = npt.NDArray[Any]
+
+
+class Skimmed(NamedTuple):
+    """Consecutive lines, each a plain document."""
+
+    num_lines: int
+    chars: int
+    """Of all their texts."""
+    have_origin: set[bool]
+    """Whether documents have one."""
+    suspects: dict[int, str]
+    """Texts that may have an n-gram, by the number of the line, ascending."""
+
+
+class Skimmer:
+    """Skims lines of JSON. Keeps memory for the largest block so far."""
+
+    def __init__(self, matcher: Matcher, prefilter: Prefilter, key: str, max_bytes: int) -> None:
+        """key: of the text. max_bytes: of a line; a longer one is not plain."""
+        self._matcher, self._prefilter = matcher, prefilter
+        self._key, self._most = key, max_bytes
+        self._name = np.array(list(key.encode()), np.uint8)
+        codes = np.fromiter(map(ord, prefilter.letters), np.int64) % LETTERS
+        self._letters = np.zeros(LETTERS // 64, np.uint64)
+        np.bitwise_or.at(self._letters, codes // 64, np.uint64(1) << (codes % 64).astype(np.uint64))
+        self._room(1 << 20)
+
+    def skim(self, block: bytes) -> Skimmed | None:
+        """Look at the lines of a block, without the last line feed; None if one is not plain."""
+        size = len(block)
+        if size + PAD > len(self._data):
+            self._room(size)
+        words = -(-(size + 1) // 64) + 1
+        data = self._data[: words * 64]
+        data[:size] = np.frombuffer(block, np.uint8)
+        data[size] = ord("\n")
+        data[size + 1 :] = 0
+        token, special = self._token[:words], self._special[:words]
+        kinds = self._kinds[: words * 64]
+        byte_kernels.mark(data, kinds, kinds.view(np.uint64), token, special, NO_TOKEN)
+        lines = self._lines
+        count = byte_kernels.read_lines(
+            data, token, special, self._letters, size, self._name, lines, self._most
+        )
+        if count < 0:
+            return None
+        lines = lines[:count]
+        flags = lines[:, FLAGS]
+        origins = set((flags & HAS_ORIGIN != 0).tolist())
+        places = self._places(token)
+        keyed = np.searchsorted(lines[:, END], places)
+        suspects = {}
+        for number in sorted({*keyed.tolist(), *np.flatnonzero(flags & HAS_LETTER).tolist()}):
+            line = lines[number]
+            text = str(orjson.loads(block[line[BEGIN] : line[END]])[self._key])
+            befores = [block[line[TEXT] : place] for place in places[keyed == number].tolist()]
+            if self._prefilter.has_word(text) or self._is_keyed(text, befores):
+                suspects[number] = text
+        return Skimmed(count, int(lines[:, CHARS].sum()), origins, suspects)
+
+    def _is_keyed(self, text: str, befores: Sequence[bytes]) -> bool:
+        """Whether a text has an n-gram around one of its keys. befores: what precedes each."""
+        places = (len(orjson.loads(b'"%b"' % before)) for before in befores)
+        return any(self._matcher.has_around(text, place) for place in places)
+
+    def _places(self, token: Array) -> Array:
+        keys = self._prefilter.keys
+        if keys is None:
+            return np.empty(0, np.int64)
+        starts, pairs, near = self._starts, self._pairs, self._near
+        count = byte_kernels.find_tokens(
+            self._windows, token, keys.least, MULTIPLIER, starts, pairs
+        )
+        num_pairs = max(count - 1, 0)
+        num_near = byte_kernels.find_keys(
+            pairs, keys.bits, keys.sizes, MULTIPLIER, SHIFT, num_pairs, near
+        )
+        return keys.places_of(starts[:count], pairs[:num_pairs], near[:num_near])
+
+    def _room(self, size: int) -> None:
+        words = -(-size // 64) + 3
+        self._data = np.zeros(words * 64 + 8, np.uint8)
+        self._windows = np.ndarray((words * 64,), np.uint64, self._data.data, strides=(1,))
+        self._kinds = np.zeros(words * 64, np.uint8)
+        self._token, self._special = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
+        most = size // 2 + 64
+        self._starts, self._near = np.zeros(most, np.int64), np.zeros(most, np.int64)
+        self._lines = np.zeros((size // LEAST_LINE + 1, 5), np.int64)
+        self._pairs = np.zeros(most, np.uint64)

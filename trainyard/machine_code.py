@@ -1,0 +1,37 @@
+"""Functions that numba compiles, for loops over bytes or indices that numpy has no call for.
+
+Importing numba takes half a second and 220 MB: import a module that uses this where there is much
+to do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pickle import UnpicklingError
+from typing import Any, TypeVar, cast
+
+from numba import njit
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled_inside(function: F) -> F:
+    """Let compiled functions call this one; it is compiled as a part of them."""
+    return cast(F, njit(function))
+
+
+def machine_code(signature: Any) -> Callable[[F], F]:
+    """Compile a function for arguments of these types, in numba's notation. numba keeps the code
+    for later processes beside the source or in the user's cache folder, if it may write to one."""
+
+    def compiled(function: F) -> F:
+        try:
+            return cast(F, njit(signature, error_model="numpy", cache=True)(function))
+        # No folder to write to; a full disk; a file that a crash has cut short.
+        except (RuntimeError, OSError, EOFError, ValueError, UnpicklingError) as error:
+            log.info("%s is compiled anew, its cache cannot be used: %s", function.__name__, error)
+            return cast(F, njit(signature, error_model="numpy")(function))
+
+    return compiled
