@@ -104,20 +104,31 @@ def index_again(count: int, scratch: Path) -> Callable[[], None]:
     return lambda: run_command(command)
 
 
-def files_again(count: int, scratch: Path) -> Callable[[], None]:
-    """A job of many files that are tokenized already."""
-    folder = scratch / f"files-{count}"
-    folder.mkdir(exist_ok=True)
+def _files_command(count: int, scratch: Path, name: str) -> list[str]:
+    folder = scratch / f"{name}-{count}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     runs = []
     for number in range(count):
         path = folder / f"{number:05d}.jsonl"
         path.write_text(json.dumps({"text": str(number)}) + "\n")
         os.utime(path, (1e9, 1e9))
         runs.append({"input": [str(path)], "output_prefix": str(folder / f"parts/{number:05d}")})
-    document = scratch / f"files-{count}.json"
+    document = scratch / f"{name}-{count}.json"
     options = {"tokenizer_type": "NullTokenizer", "vocab_size": 10_000, "workers": 1}
     document.write_text(json.dumps({**options, "runs": runs}))
-    command = [sys.executable, "-m", "stages.tokenize", "--config", str(document)]
+    return [sys.executable, "-m", "stages.tokenize", "--config", str(document)]
+
+
+def files_first(count: int, scratch: Path) -> Callable[[], None]:
+    """A job of many small files to tokenize, as prepare-corpus starts it."""
+    command = _files_command(count, scratch, "new-files")
+    return lambda: run_command(command)
+
+
+def files_again(count: int, scratch: Path) -> Callable[[], None]:
+    """A job of many files that are tokenized already."""
+    command = _files_command(count, scratch, "files")
     run_command(command)
     return lambda: run_command(command)
 
