@@ -66,7 +66,7 @@ ROWS = {
     "parts": Row(
         "100,000 sequences of a virtual dataset of n pairs", cases.read_virtual, (100, 300, 1000)
     ),
-    "new-files": Row("a job of n small files to tokenize", cases.files_first, (100, 300, 1000)),
+    "new-files": Row("a job of n small files to tokenize", cases.files_first, (30, 100, 300)),
     "files": Row("a job of n files, all tokenized before", cases.files_again, (100, 300, 1000)),
     "document": Row(
         "tokenize of a document of n bytes", cases.one_document, (10**7, 3 * 10**7, 10**8)

@@ -53,36 +53,35 @@ def blend(weights: list[float], num_samples: int) -> Indices:
     """(dataset_index, dataset_sample_index), (n,) each, for datasets of unlimited size.
 
     weights: relative shares; the n samples keep within one of each share throughout."""
-    return whole(blend_pieces(weights, num_samples), num_samples)
+    return _whole(*_unlimited(weights), num_samples)
 
 
 def blend_exhaustive(sizes: list[int]) -> Indices:
     """The same, serving every sample of every dataset once, each dataset in proportion to its
     size."""
-    return whole(exhaustive_pieces(sizes), sum(sizes))
+    return _whole(*_in_proportion(sizes), sum(sizes))
 
 
 def blend_pieces(weights: list[float], num_samples: int) -> Iterator[Indices]:
     """`blend` in pieces of at most PIECE samples."""
-    shares = normalise(weights)
-    return _pieces(shares, np.full(len(shares), np.inf), num_samples)
+    return _pieces(*_unlimited(weights), num_samples)
 
 
 def exhaustive_pieces(sizes: list[int]) -> Iterator[Indices]:
     """`blend_exhaustive` in pieces of at most PIECE samples."""
+    return _pieces(*_in_proportion(sizes), sum(sizes))
+
+
+def _unlimited(weights: list[float]) -> tuple[Floats, Floats]:
+    """Shares and limits."""
+    shares = normalise(weights)
+    return shares, np.full(len(shares), np.inf)
+
+
+def _in_proportion(sizes: list[int]) -> tuple[Floats, Floats]:
+    """Shares and limits."""
     limits = np.asarray(sizes, np.float64)
-    return _pieces(normalise(limits.tolist()), limits, sum(sizes))
-
-
-def whole(pieces: Iterator[Indices], num_samples: int) -> Indices:
-    """The indices of so many samples, from their pieces."""
-    chosen, ranks = np.empty(num_samples, np.int16), np.empty(num_samples, np.int64)
-    first = 0
-    for piece, ranks_of_piece in pieces:
-        after = first + len(piece)
-        chosen[first:after], ranks[first:after] = piece, ranks_of_piece
-        first = after
-    return chosen, ranks
+    return normalise(limits.tolist()), limits
 
 
 def normalise(weights: list[float]) -> Floats:
@@ -100,24 +99,34 @@ def normalise(weights: list[float]) -> Floats:
     return shares
 
 
+def _whole(shares: Floats, limits: Floats, num_samples: int) -> Indices:
+    chosen, ranks = np.empty(num_samples, np.int16), np.empty(num_samples, np.int64)
+    _walker(shares, limits, num_samples)(0, chosen, ranks)
+    return chosen, ranks
+
+
 def _pieces(shares: Floats, limits: Floats, num_samples: int) -> Iterator[Indices]:
-    """(n,) the dataset of each sample, and how many earlier samples came from it; a dataset that
-    reached its limit is not chosen again."""
-    counts = np.where(limits > 0, 0.0, np.inf)
-    if num_samples * len(shares) <= FEW_CELLS:
-        walk: Walk = _walk
-    elif len(shares) <= SIX:
-        absent = (0, SIX - len(shares))
-        shares = np.pad(shares, absent)
-        limits, counts = (np.pad(one, absent, constant_values=np.inf) for one in (limits, counts))
-        walk = compiled(_walk_six)
-    else:
-        walk = compiled(_walk)
+    walk = _walker(shares, limits, num_samples)
     for first in range(0, num_samples, PIECE):
         length = min(PIECE, num_samples - first)
         chosen, ranks = np.empty(length, np.int16), np.empty(length, np.int64)
-        walk(shares, limits, counts, first, chosen, ranks)
+        walk(first, chosen, ranks)
         yield chosen, ranks
+
+
+def _walker(
+    shares: Floats, limits: Floats, num_samples: int
+) -> Callable[[int, NDArray[np.int16], NDArray[np.int64]], None]:
+    """Fills (n,) the dataset of each sample from a first one on, and how many earlier samples came
+    from it; a dataset that reached its limit is not chosen again. To be called in order."""
+    counts = np.where(limits > 0, 0.0, np.inf)
+    if num_samples * len(shares) <= FEW_CELLS:
+        return partial(_walk, shares, limits, counts)
+    if len(shares) > SIX:
+        return partial(compiled(_walk), shares, limits, counts)
+    absent = (0, SIX - len(shares))
+    limits, counts = (np.pad(one, absent, constant_values=np.inf) for one in (limits, counts))
+    return partial(compiled(_walk_six), np.pad(shares, absent), limits, counts)
 
 
 def start(num_datasets: int) -> None:
