@@ -1,6 +1,6 @@
 """How parts of trainyard grow: processor seconds and peak memory at three sizes, and the exponent.
 
-    python -m benchmarks.growth                     every row, about eight minutes of a core
+    python -m benchmarks.growth                     every row, about ten minutes of a core
     python -m benchmarks.growth gc blend --scratch /tmp/growth
     python -m benchmarks.growth blend samples --megatron-helpers FOLDER
 
@@ -49,6 +49,15 @@ def _blend_row(datasets: int, kind: str, most: int) -> Row:
     )
 
 
+def _kept_row(datasets: int, kind: str, most: int) -> Row:
+    return Row(
+        f"blend of {datasets:,} datasets of {kind} weights, n samples, kept in files",
+        partial(cases.blend_kept, datasets, kind),
+        (most // 100, most // 10, most),
+        partial(cases.blend_kept_peer, datasets, kind),
+    )
+
+
 ROWS = {
     "outputs": Row("index of n datasets of a folder", cases.index_outputs, (100, 300, 1000)),
     "inputs": Row("second run of the same", cases.index_again, (100, 300, 1000)),
@@ -57,6 +66,7 @@ ROWS = {
     "parts": Row(
         "100,000 sequences of a virtual dataset of n pairs", cases.read_virtual, (100, 300, 1000)
     ),
+    "new-files": Row("a job of n small files to tokenize", cases.files_first, (30, 100, 300)),
     "files": Row("a job of n files, all tokenized before", cases.files_again, (100, 300, 1000)),
     "document": Row(
         "tokenize of a document of n bytes", cases.one_document, (10**7, 3 * 10**7, 10**8)
@@ -80,15 +90,16 @@ ROWS = {
     ),
     "load": Row("load plan of n ranks, 8 a replica", runs.load_plan, (100, 1000, 10_000)),
     "hang": Row("hang report of n ranks", runs.hang, (100, 1000, 10_000)),
-    "blend": _blend_row(1000, "uniform", 10**7),
-    "blend-even": _blend_row(1000, "even", 10**7),
-    "blend-uneven": _blend_row(1000, "uneven", 10**7),
-    "blend-300": _blend_row(300, "uneven", 10**7),
+    "blend": _kept_row(1000, "uniform", 10**7),
+    "blend-even": _blend_row(1000, "even", 10**6),
+    "blend-uneven": _blend_row(1000, "uneven", 10**6),
+    "blend-300": _blend_row(300, "uneven", 10**6),
     "blend-100": _blend_row(100, "uneven", 10**7),
     "blend-100-even": _blend_row(100, "even", 10**7),
     "blend-40": _blend_row(40, "uneven", 10**7),
     "blend-40-even": _blend_row(40, "even", 10**7),
-    "blend-few": _blend_row(10, "uniform", 10**8),
+    "blend-few": _kept_row(10, "uniform", 10**8),
+    "blend-five": _blend_row(5, "uniform", 10**7),
     "blend-two": _blend_row(2, "uniform", 10**7),
     "samples": Row(
         "sample bounds of n documents, in a known order",

@@ -104,20 +104,31 @@ def index_again(count: int, scratch: Path) -> Callable[[], None]:
     return lambda: run_command(command)
 
 
-def files_again(count: int, scratch: Path) -> Callable[[], None]:
-    """A job of many files that are tokenized already."""
-    folder = scratch / f"files-{count}"
-    folder.mkdir(exist_ok=True)
+def _files_command(count: int, scratch: Path, name: str) -> list[str]:
+    folder = scratch / f"{name}-{count}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     runs = []
     for number in range(count):
         path = folder / f"{number:05d}.jsonl"
         path.write_text(json.dumps({"text": str(number)}) + "\n")
         os.utime(path, (1e9, 1e9))
         runs.append({"input": [str(path)], "output_prefix": str(folder / f"parts/{number:05d}")})
-    document = scratch / f"files-{count}.json"
+    document = scratch / f"{name}-{count}.json"
     options = {"tokenizer_type": "NullTokenizer", "vocab_size": 10_000, "workers": 1}
     document.write_text(json.dumps({**options, "runs": runs}))
-    command = [sys.executable, "-m", "stages.tokenize", "--config", str(document)]
+    return [sys.executable, "-m", "stages.tokenize", "--config", str(document)]
+
+
+def files_first(count: int, scratch: Path) -> Callable[[], None]:
+    """A job of many small files to tokenize, as prepare-corpus starts it."""
+    command = _files_command(count, scratch, "new-files")
+    return lambda: run_command(command)
+
+
+def files_again(count: int, scratch: Path) -> Callable[[], None]:
+    """A job of many files that are tokenized already."""
+    command = _files_command(count, scratch, "files")
     run_command(command)
     return lambda: run_command(command)
 
@@ -200,8 +211,35 @@ def blend(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], An
     from trainyard.datasets import blend as blends
 
     weights = _weights(datasets, kind)
-    blends.compiled_walk()
+    blends.start(datasets)
     return lambda: blends.blend(weights, size)
+
+
+def blend_kept(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], Any]:
+    """The same as a rank makes it: as an entry of the cache of indices."""
+    from trainyard.datasets import blend as blends
+    from trainyard.datasets.index_cache import IndexCache
+
+    weights, folder = _weights(datasets, kind), scratch / f"blend-{datasets}-{size}"
+    shutil.rmtree(folder, ignore_errors=True)
+    blends.start(datasets)
+
+    def build() -> Any:
+        IndexCache(str(folder)).blend(weights, size)
+        return _read_files(folder)
+
+    return build
+
+
+def _read_files(folder: Path) -> Any:
+    """The arrays of a blend in files, a part at a time: mapped whole, they would be memory."""
+    for ending, dtype in (("dataset_index", np.int16), ("dataset_sample_index", np.int64)):
+        (path,) = folder.glob(f"*.{ending}.npy")
+        with path.open("rb") as file:
+            np.lib.format.read_magic(file)
+            np.lib.format.read_array_header_1_0(file)
+            while len(part := np.fromfile(file, dtype, 1 << 20)):
+                yield part
 
 
 def blend_peer(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], Any]:
@@ -218,6 +256,20 @@ def blend_peer(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[
         return chosen, ranks
 
     return build
+
+
+def blend_kept_peer(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], Any]:
+    """The peer's, kept as Megatron-LM does."""
+    folder = scratch / f"blend-peer-{datasets}-{size}"
+    folder.mkdir(exist_ok=True)
+    build = blend_peer(datasets, kind, size, scratch)
+
+    def build_and_keep() -> Any:
+        for ending, array in zip(("dataset_index", "dataset_sample_index"), build(), strict=True):
+            np.save(folder / f"peer.{ending}.npy", array)
+        return _read_files(folder)
+
+    return build_and_keep
 
 
 def _order(count: int) -> tuple[Any, Any]:

@@ -11,9 +11,9 @@ from typing import Any
 from stages.index.config import IndexConfig
 from stages.runtime.context import StageRun
 from trainyard.artifacts.store import FileRecord
+from trainyard.datasets.arrays import Arrays, Pieces
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.index_cache import (
-    Arrays,
     IndexCache,
     array_name,
     document_name,
@@ -71,14 +71,14 @@ class OutputEntries(IndexCache):
             self.keys.add(key)
         return found
 
-    def keep(self, key: str, facts: Mapping[str, Any], arrays: Arrays) -> Arrays:
+    def keep(self, key: str, facts: Mapping[str, Any], made: Pieces) -> Arrays:
         """Write an entry; a fault ends the stage."""
-        names = [*(array_name(key, name) for name in arrays), document_name(key)]
+        names = [*(array_name(key, name) for name in made.shapes), document_name(key)]
         with self._writing:
             self._stage.begin_files(names)
-            write_entry(self._stage.open, key, facts, arrays)
+            write_entry(self._stage.open, key, facts, made)
             self.keys.add(key)
             files = [asdict(self._stage.records[name]) for name in names]
             self._stage.work.publish(key, {"files": files})
         log.info("built index %s function=%s", key[:8], facts["function"])
-        return arrays
+        return self.kept(key, made)

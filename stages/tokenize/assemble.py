@@ -152,9 +152,10 @@ class Assembly:
             self.totals.sequences[key] = writer.num_sequences
         if self._config.rank is None:
             refuse_nothing(self._config, self.totals)
-        keys = self._config.json_keys
-        for key, writer, sums in zip(keys, self._writers, self._sums, strict=True):
-            stem = self._config.file_stem(key)
+        stems = [self._config.file_stem(key) for key in self._config.json_keys]
+        # In one record: one for each file would take more time than a small input.
+        self._stage.begin_files(s + end for s in stems for end in (".bin", ".idx", SUMS, ".docs"))
+        for stem, writer, sums in zip(stems, self._writers, self._sums, strict=True):
             with self._stage.open(stem + ".idx") as out:
                 writer.write_index(out)
             with self._stage.open(stem + SUMS, volatile=True) as out:

@@ -6,6 +6,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -25,6 +26,7 @@ def is_web(url: str) -> bool:
     return url.startswith(("http://", "https://"))
 
 
+@lru_cache(maxsize=4096)  # a small run asks a hundred times for a dozen files
 def local_path(url: str) -> Path | None:
     """The path behind a local URL; None for an object store."""
     if not is_local(url):

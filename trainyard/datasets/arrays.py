@@ -1,10 +1,14 @@
-"""Arrays as files: numpy's .npy, written as a stream and mapped into memory."""
+"""Arrays as files: numpy's .npy, written as a stream and mapped into memory.
+
+Arrays may come in pieces, so that large ones never lie in memory whole."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +20,38 @@ from trainyard.errors import ArtifactError
 CHUNK = 1 << 20
 """Array elements handled at a time."""
 
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Arrays, piece by piece."""
+
+    shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    """Type and shape of each array."""
+    make: Callable[[], Iterator[Arrays]]
+    """The pieces in order, each with the next rows of each array; made anew by each call."""
+    in_memory: Arrays | None = None
+    """The arrays, if they lie in memory anyway."""
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> Pieces:
+        """One piece."""
+        shapes = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+        return cls(shapes, lambda: iter([arrays]), arrays)
+
+    def whole(self) -> Arrays:
+        """The arrays in memory."""
+        if self.in_memory is not None:
+            return self.in_memory
+        made = {name: np.empty(shape, dtype) for name, (dtype, shape) in self.shapes.items()}
+        filled = dict.fromkeys(made, 0)
+        for piece in self.make():
+            for name, rows in piece.items():
+                made[name][filled[name] : filled[name] + len(rows)] = rows
+                filled[name] += len(rows)
+        return made
+
 
 def digest_array(array: NDArray[Any], dtype: str) -> str:
     """The digest of an array's length and values, for any place and storage type."""
@@ -26,15 +62,23 @@ def digest_array(array: NDArray[Any], dtype: str) -> str:
     return f"{len(array)}:{running.hexdigest()}"
 
 
-def write_array(out: OutputFile, array: NDArray[Any]) -> None:
-    """An array in numpy's .npy format, version 1.0, little endian, rows in order."""
-    stored = array.dtype.newbyteorder("<")
+def write_header(out: OutputFile, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """The header of numpy's .npy format, version 1.0, for little endian rows in order."""
     header = BytesIO()
-    described = {"descr": stored.str, "fortran_order": False, "shape": array.shape}
+    described = {"descr": _stored(dtype).str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, described)
     out.write(header.getvalue())
+
+
+def write_rows(out: OutputFile, array: NDArray[Any]) -> None:
+    """The next rows of an array, after its header."""
+    stored = _stored(array.dtype)
     for start in range(0, len(array), CHUNK):
         out.write(np.ascontiguousarray(array[start : start + CHUNK], stored).view(np.uint8))
+
+
+def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("<")
 
 
 def map_array(path: Path) -> NDArray[Any]:

@@ -23,7 +23,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,7 +38,15 @@ from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import check_relative, join, local_path
 from trainyard.corpus.blocks import TOUCH_SECONDS, BlockFolder
 from trainyard.datasets import blend as blends
-from trainyard.datasets.arrays import CHUNK, digest_array, map_array, write_array
+from trainyard.datasets.arrays import (
+    CHUNK,
+    Arrays,
+    Pieces,
+    digest_array,
+    map_array,
+    write_header,
+    write_rows,
+)
 from trainyard.datasets.samples import Documents, SampleIndices, build_sample_indices
 from trainyard.errors import ArtifactError, ConfigError, TrainyardError
 
@@ -53,7 +61,6 @@ COPY = "whole.npy"
 MAX_BYTES = 16 << 30
 VARIABLE = "TRAINYARD_INDEX_CACHE_BYTES"
 
-Arrays = dict[str, NDArray[Any]]
 Blend = tuple[NDArray[np.int16], NDArray[np.int64]]
 
 
@@ -168,22 +175,33 @@ class IndexCache:
     def blend(self, weights: list[float], num_samples: int) -> Blend:
         """As `blend.blend`."""
         facts = {"function": "blend", "weights": weights, "num_samples": num_samples}
-        return self._blend(facts, lambda: blends.blend(weights, num_samples))
+        return self._blend(facts, num_samples, lambda: blends.blend_pieces(weights, num_samples))
 
     def blend_exhaustive(self, sizes: list[int]) -> Blend:
         """As `blend.blend_exhaustive`."""
         facts = {"function": "blend_exhaustive", "sizes": sizes}
-        return self._blend(facts, lambda: blends.blend_exhaustive(sizes))
+        return self._blend(facts, sum(sizes), lambda: blends.exhaustive_pieces(sizes))
 
-    def _blend(self, facts: Mapping[str, Any], build: Callable[[], Blend]) -> Blend:
+    def _blend(
+        self, facts: Mapping[str, Any], num_samples: int, make: Callable[[], Iterator[Blend]]
+    ) -> Blend:
         names = ("dataset_index", "dataset_sample_index")
-        found = self.arrays(facts, lambda: dict(zip(names, build(), strict=True)))
+        types = map(np.dtype, (np.int16, np.int64))
+        shapes = {name: (dtype, (num_samples,)) for name, dtype in zip(names, types, strict=True)}
+
+        def pieces() -> Iterator[Arrays]:
+            return (dict(zip(names, piece, strict=True)) for piece in make())
+
+        found = self._entry(facts, lambda: Pieces(shapes, pieces))
         return found[names[0]], found[names[1]]
 
     # --- entries ----------------------------------------------------------------------------
 
     def arrays(self, facts: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
         """The arrays for `facts`: found, or built by `build` and saved."""
+        return self._entry(facts, lambda: Pieces.of(build()))
+
+    def _entry(self, facts: Mapping[str, Any], build: Callable[[], Pieces]) -> Arrays:
         facts = {"format_version": FORMAT_VERSION, **facts}
         key = key_of(facts)
         found = self.find(key)
@@ -218,21 +236,25 @@ class IndexCache:
             self._warned = key
             return None
 
-    def keep(self, key: str, facts: Mapping[str, Any], arrays: Arrays) -> Arrays:
+    def keep(self, key: str, facts: Mapping[str, Any], made: Pieces) -> Arrays:
         """Write an entry, its document last; returns its arrays."""
         if self.read_only:
-            return arrays
+            return made.whole()
         try:
-            write_entry(lambda name: store.open_output(join(self.url, name)), key, facts, arrays)
+            write_entry(lambda name: store.open_output(join(self.url, name)), key, facts, made)
         except TrainyardError as error:
             log.warning("--data-cache-path: index %s is not saved: %s", key[:8], error)
-            return arrays
+            return made.whole()
         log.info("saved index %s (%s) in %s", key[:8], facts["function"], self.url)
+        return self.kept(key, made)
+
+    def kept(self, key: str, made: Pieces) -> Arrays:
+        """The arrays of an entry that was just written."""
         folder = local_path(self.url)
         if folder is None:
-            return arrays
+            return made.whole()
         # Mapped, the ranks of a machine share one copy.
-        return {name: map_array(folder / array_name(key, name)) for name in arrays}
+        return {name: map_array(folder / array_name(key, name)) for name in made.shapes}
 
 
 def digest_range(numbers: range) -> str:
@@ -260,13 +282,20 @@ def array_name(key: str, name: str) -> str:
 
 
 def write_entry(
-    open_output: Callable[[str], OutputFile], key: str, facts: Mapping[str, Any], arrays: Arrays
+    open_output: Callable[[str], OutputFile], key: str, facts: Mapping[str, Any], made: Pieces
 ) -> None:
     """Write the files of an entry, its document last."""
     listed = {}
-    for name, array in arrays.items():
-        with open_output(array_name(key, name)) as file:
-            write_array(file, array)
+    with ExitStack() as opened:
+        files = {
+            name: opened.enter_context(open_output(array_name(key, name))) for name in made.shapes
+        }
+        for name, (dtype, shape) in made.shapes.items():
+            write_header(files[name], dtype, shape)
+        for piece in made.make():
+            for name, rows in piece.items():
+                write_rows(files[name], rows)
+    for name, file in files.items():
         listed[name] = {"size_bytes": file.record.size_bytes, "digest": file.record.digest}
     document = {"format_version": FORMAT_VERSION, "facts": dict(facts), "arrays": listed}
     with open_output(document_name(key)) as file:

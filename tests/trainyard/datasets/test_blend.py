@@ -54,6 +54,9 @@ def test_blend_equals_megatrons() -> None:
         [0.999, 0.001],
         [1e-9, 1.0],
         [1 / 3, 1 / 7, 1 / 11, 1 / 13],
+        [0.2] * 5,
+        [0.1, 0.0, 0.3, 0.3, 0.0, 0.3],
+        [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0],
         list(np.random.default_rng(0).random(40)),
     ],
 )
@@ -68,13 +71,37 @@ def test_few_datasets_equal_one_sample_at_a_time(
     assert sample.tolist() == [expected[:i].count(d) for i, d in enumerate(expected)]
 
 
-@pytest.mark.parametrize("sizes", [[4000], [3000, 1], [1, 3000], [1500, 900, 700, 33], [0, 2000]])
-def test_exhaustive_equals_one_sample_at_a_time(sizes: list[int]) -> None:
+@pytest.mark.parametrize("few_cells", [0, 10**9], ids=["numba", "Python"])
+@pytest.mark.parametrize(
+    "sizes",
+    [[4000], [3000, 1], [1, 3000], [1500, 900, 700, 33], [0, 2000], [7, 0, 900, 900, 1, 31]],
+)
+def test_exhaustive_equals_one_sample_at_a_time(
+    sizes: list[int], few_cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blends, "FEW_CELLS", few_cells)
     index, _ = blend_exhaustive(sizes)
     assert index.tolist() == greedy(
         [float(s) for s in sizes], [float(s) for s in sizes], sum(sizes)
     )
     assert np.bincount(index, minlength=len(sizes)).tolist() == sizes
+
+
+@pytest.mark.parametrize("few_cells", [0, 10**9], ids=["numba", "Python"])
+@pytest.mark.parametrize("num_datasets", [3, 6, 7, 50])
+def test_pieces_are_those_of_the_whole(
+    num_datasets: int, few_cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blends, "FEW_CELLS", few_cells)
+    sizes = np.random.default_rng(7).integers(0, 60, num_datasets).tolist()
+    weights, count = [size + 0.5 for size in sizes], sum(sizes)
+    expected = [blend(weights, count), blend_exhaustive(sizes)]
+    monkeypatch.setattr(blends, "PIECE", 13)
+    made = [blends.blend_pieces(weights, count), blends.exhaustive_pieces(sizes)]
+    for each, one in zip(made, expected, strict=True):
+        pieces = list(each)
+        assert {len(chosen) for chosen, _ in pieces[:-1]} == {13}
+        assert all(map(np.array_equal, map(np.concatenate, zip(*pieces, strict=True)), one))
 
 
 def greedy_arrays(shares: NDArray[np.float64], num_samples: int) -> list[int]:
@@ -112,9 +139,9 @@ def test_a_blend_needs_no_folder_to_write_to(monkeypatch: pytest.MonkeyPatch) ->
 
     expected = blend([0.2, 0.3, 0.5], 200_000)
     monkeypatch.setattr(CompileResultCacheImpl, "_locator_classes", [])
-    blends.compiled_walk.cache_clear()
+    blends.compiled.cache_clear()
     assert all(map(np.array_equal, blend([0.2, 0.3, 0.5], 200_000), expected))
-    blends.compiled_walk.cache_clear()
+    blends.compiled.cache_clear()
 
 
 @pytest.mark.parametrize(("num_datasets", "largest"), [(140, 9), (320, 5)])

@@ -88,14 +88,17 @@ def test_what_is_found_equals_what_is_built(
 
 def test_blends_are_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = [blend([0.3, 0.7], 500), blend_exhaustive([30, 5])]
+    monkeypatch.setattr(cache_module.blends, "PIECE", 60)
+    read_only = IndexCache(str(tmp_path / "none"), read_only=True)
+    assert all(map(np.array_equal, read_only.blend([0.3, 0.7], 500), built[0]))
     for _ in range(2):
         cache = IndexCache(str(tmp_path / "c"))
         found = [cache.blend([0.3, 0.7], 500), cache.blend_exhaustive([30, 5])]
         for one, other in zip(found, built, strict=True):
             assert [a.dtype for a in one] == [a.dtype for a in other]
             assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-        monkeypatch.setattr(cache_module.blends, "blend", no_build)
-        monkeypatch.setattr(cache_module.blends, "blend_exhaustive", no_build)
+        monkeypatch.setattr(cache_module.blends, "blend_pieces", no_build)
+        monkeypatch.setattr(cache_module.blends, "exhaustive_pieces", no_build)
 
 
 def test_a_second_run_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

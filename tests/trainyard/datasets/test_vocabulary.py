@@ -13,9 +13,10 @@ import pytest
 from tests.trainyard.corpus.token_files import write_tokens
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets import vocabulary
+from trainyard.datasets.arrays import Arrays
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.index_cache import Arrays, IndexCache
+from trainyard.datasets.index_cache import IndexCache
 from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.vocabulary import (
     BLOCK_TOKENS,

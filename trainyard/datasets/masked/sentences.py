@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.arrays import digest_array
-from trainyard.datasets.index_cache import IN_MEMORY, Arrays, Indexer
+from trainyard.datasets.arrays import Arrays, digest_array
+from trainyard.datasets.index_cache import IN_MEMORY, Indexer
 from trainyard.datasets.masked.mapping import MappingRule, build_mapping
 from trainyard.datasets.sample_format import Sample, ids_in_one_source
 from trainyard.datasets.token_rows import is_mapped
