@@ -99,6 +99,14 @@ def _send_what_matters(send: Callable[..., None], name: str, **content: Any) -> 
     send(name, **content)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks for the marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that ask a server of S3 are slow: it would take a tenth of the time of unit tests."""
+    for item in items:
+        if "s3_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 # --- what tests share --------------------------------------------------------------------------
 
 
@@ -219,8 +227,7 @@ def s3_url(s3_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A fresh folder on a file system, then in an object store: both obey the same laws. Unit tests
-    have the first alone: starting and asking a server of S3 costs a tenth of their time."""
+    """A fresh folder on a file system, then in an object store: both obey the same laws."""
     if request.param == "file":
         return str(tmp_path / "store")
     return str(request.getfixturevalue("s3_url"))

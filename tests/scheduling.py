@@ -1,13 +1,11 @@
 """Which process of `pytest -n 2 --dist loadfile` runs which file.
 
 Neighbours import the same libraries and start the same servers. So one process takes files from the
-front of the list, the other from its end, until they meet. What takes seconds to start is at one
-end: the object store at the front, the pool of ranks at the back."""
+front of the list, the other from its end, until they meet. At the end are those that use the pool
+of ranks, which takes seconds to start."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,9 +15,8 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
-FRONT = {"s3_settings", "store_url"}
-BACK = {"ranks"}
-"""Fixtures that use what takes seconds to start."""
+BACK = "ranks"
+"""The fixture that takes seconds to start."""
 
 
 class FromBothEnds(LoadFileScheduling):
@@ -48,9 +45,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The order of files, the same in every process of xdist."""
     if not hasattr(config, "workerinput"):
         return
-    fixtures: dict[Path, set[str]] = defaultdict(set)
-    for item in items:
-        fixtures[item.path].update(getattr(item, "fixturenames", ()))
-    items.sort(
-        key=lambda item: bool(fixtures[item.path] & BACK) - bool(fixtures[item.path] & FRONT)
-    )
+    last = {item.path for item in items if BACK in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path in last)

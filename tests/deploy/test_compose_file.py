@@ -82,6 +82,7 @@ def test_a_stage_starts_nothing_else_and_services_wait_for_the_bucket(folder: Pa
     assert all("bucket" in found[name]["depends_on"] for name in ("worker", "browse"))
 
 
+@pytest.mark.slow
 def test_what_shows_files_cannot_change_them(folder: Path) -> None:
     shown = services(folder)["browse"]
     assert [volume["read_only"] for volume in shown["volumes"]] == [True]

@@ -45,7 +45,7 @@ FORGED: dict[str, tuple[str, dict[int, bytes]]] = {
 }
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FORGED)
 def test_a_forged_index_is_refused(case: str, tmp_path: Path) -> None:
     kind, changes = FORGED[case]
@@ -57,6 +57,7 @@ def test_a_forged_index_is_refused(case: str, tmp_path: Path) -> None:
         faiss_index.read(tmp_path / "index")
 
 
+@pytest.mark.slow
 def test_lists_in_another_file_are_refused_and_the_file_stays_as_it_is(tmp_path: Path) -> None:
     """faiss would write added vectors to any file that an index names."""
     victim = tmp_path / "victim"
@@ -72,7 +73,7 @@ def test_lists_in_another_file_are_refused_and_the_file_stays_as_it_is(tmp_path:
     assert victim.read_bytes() == before
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["IDMap,Flat", "IDMap2,IVF16,Flat"])
 def test_an_index_with_ids_of_its_own_is_refused(kind: str, tmp_path: Path) -> None:
     index = faiss.index_factory(16, kind)

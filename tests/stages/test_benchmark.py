@@ -68,6 +68,7 @@ def test_prompts_are_continued_and_timed(
     assert "output tokens / second" in printed
 
 
+@pytest.mark.slow
 def test_generations_do_not_depend_on_the_batch(checkpoint: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"prompts": list(TEXTS), "top_k": 0, "temperature": 0.9}
     benchmark(checkpoint, tmp_path / "a", **options)
@@ -91,6 +92,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return found
 
 
+@pytest.mark.slow
 def test_one_step_is_compiled_for_batches_of_all_sizes(
     checkpoint: str, tmp_path: Path, built: list[tuple[int, bool]]
 ) -> None:

@@ -103,6 +103,7 @@ def test_of_an_empty_file_nothing_stays(tmp_path: Path) -> None:
     assert report(tmp_path / "out")["kept"] == 0
 
 
+@pytest.mark.slow
 def test_texts_of_signs_alone_are_the_same_only_if_their_signs_are(tmp_path: Path) -> None:
     texts = ["+ - *", "+ - *", "{ } [ ]", "\u2603", " ", ""]
     source = write(tmp_path / "in.jsonl", [{"text": one} for one in texts])

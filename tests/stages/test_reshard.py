@@ -326,6 +326,7 @@ def test_foreign_files_are_not_overwritten(saver: str, word: str, tmp_path: Path
     assert contents(tmp_path / "theirs") == before
 
 
+@pytest.mark.slow
 def test_a_wrong_loader_names_the_format_found(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     make("llama", tmp_path / "hf")

@@ -151,6 +151,7 @@ def records(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int, str]]:
     return seen
 
 
+@pytest.mark.slow
 def test_lines_arrive_at_once(tmp_path: Path, records: list[tuple[float, int, str]]) -> None:
     run(tmp_path, "import time; print('first'); time.sleep(0.5); print('second')")
     assert [text for *_, text in records] == ["first", "second"]
@@ -197,6 +198,7 @@ def test_grandchild_does_not_delay_the_end(tmp_path: Path) -> None:
     assert wait_until(lambda: not is_running(read_pid(pid_file)))
 
 
+@pytest.mark.slow
 def test_the_log_goes_on_if_it_cannot_be_relayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +264,7 @@ def test_cancelling_stops_the_job_and_its_children(tmp_path: Path) -> None:
     assert not any(is_running(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = sleeper(pid_file, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
@@ -309,6 +312,7 @@ def test_a_job_does_not_outlive_a_flow_that_is_killed(tmp_path: Path) -> None:
     assert (tmp_path / RELAYED).exists()
 
 
+@pytest.mark.slow
 def test_stop_all_stops_jobs_whose_cancellation_was_lost(tmp_path: Path) -> None:
     async def whole() -> Outcome:
         started = await job(tmp_path, SLEEP).trigger()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +65,7 @@ attempts = st.lists(
 # --- laws ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @QUICK
 @given(submissions(), attempts)
 def test_every_moment_counts_once(drawn: list[Submission], trained: list[Attempt]) -> None:

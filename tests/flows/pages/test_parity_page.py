@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from flows.pages.parity_page import parity_rows, read_parity
 from tests.stages.directly import run_program
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
@@ -32,6 +34,7 @@ def test_an_engine_has_a_row() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_the_stage_publishes_is_read(tmp_path: Path) -> None:
     model = GPTConfig(num_layers=1, hidden_size=16, num_attention_heads=2, seq_length=16)
     save_gpt(str(tmp_path / "run"), random_gpt(model))

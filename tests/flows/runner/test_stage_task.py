@@ -63,6 +63,7 @@ def test_a_stage_runs_is_reused_and_names_reasons(tmp_path: Path, site: StageEnv
     assert "--vocab-size changed (300 -> 400)" in third.reason
 
 
+@pytest.mark.slow
 def test_an_attempt_has_a_folder(tmp_path: Path, site: StageEnvironment) -> None:
     summary = run(plan(tmp_path / "plan"), site)
     (folder,) = attempts(site, "plan")
@@ -145,6 +146,7 @@ def test_a_job_is_cancelled_on_a_full_disk(tmp_path: Path, site: StageEnvironmen
     assert "ended" not in events.read_text()
 
 
+@pytest.mark.slow
 def test_a_failure_has_class_message_and_log(tmp_path: Path, site: StageEnvironment) -> None:
     document = {"input": [str(tmp_path / "nothing")], "output_prefix": str(tmp_path / "out")}
     with pytest.raises(StageError, match="nothing") as caught:

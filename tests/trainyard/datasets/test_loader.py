@@ -108,6 +108,7 @@ def test_blocks_are_fetched_in_parallel(tokens: str, tmp_path: Path, requests: R
     assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_the_next_batch_is_prefetched(tokens: str, tmp_path: Path, requests: Requests) -> None:
     dataset = samples(opened(tokens, tmp_path / "cache"))
     data = DataConfig(data_path=("x",), num_workers=0)

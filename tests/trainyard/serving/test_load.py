@@ -43,6 +43,7 @@ def test_tokens_are_those_that_the_engine_counts(server: Running) -> None:
     assert found["max_concurrency"] <= 3
 
 
+@pytest.mark.slow
 def test_a_request_that_the_server_refuses_is_counted(server: Running) -> None:
     requests = [PlannedRequest(index=i, prompt=(65,), max_tokens=3 + 100 * i) for i in range(2)]
     good, bad = measured(server.url, "completions", requests)

@@ -32,6 +32,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_an_undamaged_run_passes_every_check(run: Path) -> None:
     found = find_own_steps(str(run), "l")
     assert found == FoundSteps((2, 4, 6))

@@ -48,7 +48,7 @@ def check_all(pp: int, counts: range, chunk_counts: range, every_group: bool) ->
                 check(pp, chunks, count, group, forward_only=True)
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("pp", range(2, 9))
 def test_no_1f1b_schedule_deadlocks_or_idles_more_than_the_formula(pp: int) -> None:
     check_all(pp, range(1, 33), range(1, 2), every_group=True)

@@ -20,6 +20,7 @@ def suspects_of_bytes(nfc: bool) -> Suspects:
     return Suspects({i: bytes([i]) for i in range(256)}, nfc=nfc)
 
 
+@pytest.mark.slow
 @given(texts=st.lists(st.text(max_size=20), max_size=5))
 def test_no_suspect_is_overlooked(texts: list[str]) -> None:
     for suspects in map(suspects_of_bytes, (False, True)):

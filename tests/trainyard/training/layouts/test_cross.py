@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.trainyard.training.layouts.cases import all_cuts
 from tests.trainyard.training.layouts.compare import Distance
 from tests.trainyard.training.layouts.cross import BEGIN, END, PAGE, Measured, table, written
@@ -19,6 +21,7 @@ def counts(text: str) -> list[tuple[str, list[int]]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_page_lists_all_layouts() -> None:
     fresh = table({str(cut): NOTHING for cut in all_cuts()}, "2000-01-01")
     page = PAGE.read_text()

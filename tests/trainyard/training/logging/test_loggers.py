@@ -153,6 +153,7 @@ def test_tensorboard_has_megatrons_tags_on_both_axes() -> None:
     assert by_samples["lm loss validation ppl vs samples"] == 24
 
 
+@pytest.mark.slow
 def test_tensorboard_files_can_be_read_back(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -117,6 +117,7 @@ def test_without_the_store_a_rank_reports_only_itself(tmp_path: Path) -> None:
     assert "rank 0, which keeps the messages of ranks, does not answer" in str(ended[0])
 
 
+@pytest.mark.slow
 def test_progress_prevents_the_alarm(tmp_path: Path) -> None:
     ended: list[InfrastructureError] = []
     watch = HangWatch(0, 1, LocalMailbox(), tmp_path, 0.3 / 60, end=ended.append, poll_seconds=0.01)
