@@ -14,6 +14,10 @@ from trainyard.inference.request import Completion, Request
 from trainyard.serving.service import EngineFailedError, EngineService, QueueFullError, Stream
 
 
+ENDLESS = 10**9
+"""Tokens of a request that only a cancellation ends, however late it comes."""
+
+
 class Counting:
     """An engine whose outputs count from the first token of their prompt."""
 
@@ -99,7 +103,7 @@ def test_what_is_left_is_cancelled_and_nothing_stays_open() -> None:
     engine = Counting()
 
     async def work(service: EngineService) -> int:
-        with service.open([request(1, 1000)]) as stream:
+        with service.open([request(1, ENDLESS)]) as stream:
             await anext(stream)
         await service.run_alone(lambda: None)  # behind the cancellation
         return service.num_open
@@ -111,7 +115,7 @@ def test_what_is_left_is_cancelled_and_nothing_stays_open() -> None:
 
 def test_figures_know_that_a_request_was_cancelled_though_no_other_one_runs() -> None:
     async def work(service: EngineService) -> tuple[int, int]:
-        with service.open([request(1, 1000)]) as stream:
+        with service.open([request(1, ENDLESS)]) as stream:
             await anext(stream)
             during = service.stats.num_running
         while service.stats.num_running:  # no other step has an update
