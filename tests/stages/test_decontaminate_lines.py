@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stages.decontaminate import run as decontaminate_run
 from tests.stages.clean_runs import report, rows
 from tests.stages.test_decontaminate import QUESTIONS, corpus_rows, decontaminate, sets
+from trainyard.collection.contamination.skim import Skimmed, Skimmer
 from trainyard.corpus import unit_sizes
 
 __all__ = ["sets"]
@@ -80,6 +81,28 @@ def test_lines_that_pass_on_unread_are_the_documents_that_are_read(
             assert (ours := rows(folder / name, kind)) == theirs
             assert [list(one) for one in ours] == [list(one) for one in theirs]
     assert report(folder / "lines") == report(folder / "skimmed") == report(folder / "read")
+
+
+@pytest.mark.slow
+def test_plain_lines_are_skimmed_and_give_what_reading_gives(
+    tmp_path: Path, sets: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b"".join(orjson.dumps(r) + b"\n" for r in corpus_rows()))
+    decontaminate(tmp_path / "in.jsonl", tmp_path / "read", **sets)
+    skim, found = Skimmer.skim, []
+
+    def noted(self: Skimmer, block: bytes) -> Skimmed | None:
+        found.append(skim(self, block))
+        return found[-1]
+
+    monkeypatch.setattr(Skimmer, "skim", noted)
+    monkeypatch.setattr("stages.decontaminate.count.SKIMMED_BYTES", 0)
+    decontaminate(tmp_path / "in.jsonl", tmp_path / "skimmed", **sets)
+    assert sum(one.num_lines for one in found if one is not None) == 20
+    assert sum(len(one.suspects) for one in found if one is not None) == 5
+    for kind in ("documents", "dropped"):
+        assert rows(tmp_path / "skimmed", kind) == rows(tmp_path / "read", kind)
+    assert report(tmp_path / "skimmed") == report(tmp_path / "read")
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])

@@ -11,7 +11,7 @@ the floor for the whole block. If none of the near ones reaches it either, the b
 the next one has a lower floor. Up to six datasets fit into registers: `_walk_six` looks at all of
 them, without a branch.
 
-A blend is made in pieces, so that one of 10^9 samples never lies in memory whole."""
+A blend can be made in pieces, so that who writes it to a file needs no memory for all of it."""
 
 from __future__ import annotations
 

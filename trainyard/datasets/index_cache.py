@@ -174,6 +174,7 @@ class IndexCache:
 
     def blend(self, weights: list[float], num_samples: int) -> Blend:
         """As `blend.blend`."""
+        blends.normalise(weights)  # refuses some
         facts = {"function": "blend", "weights": weights, "num_samples": num_samples}
         return self._blend(facts, num_samples, lambda: blends.blend_pieces(weights, num_samples))
 

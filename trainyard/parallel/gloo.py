@@ -36,16 +36,28 @@ MOST_SECONDS = 10.0
 def one_worker_per_group() -> None:
     """Have torch create gloo groups with one worker from now on, as its Python interface has no
     option for it. Call it before the first group."""
+    if not torch.distributed.is_gloo_available():
+        return
     backend: Any = torch.distributed.ProcessGroupGloo
     original = backend.__init__
 
-    def create(self: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def create(
+        self: Any,
+        store: Any,
+        rank: int,
+        size: int,
+        *options_given: Any,
+        timeout: timedelta = timedelta(minutes=30),
+    ) -> None:
+        if options_given:
+            original(self, store, rank, size, *options_given)
+            return
         options = backend._Options()
         options._threads = 1
         options._timeout = timeout
         interfaces = os.environ.get("GLOO_SOCKET_IFNAME")
         options._devices = (
-            [backend.create_device(interface=name) for name in interfaces.split(",")]
+            [backend.create_device(interface=n) for n in interfaces.removesuffix(",").split(",")]
             if interfaces
             else [backend.create_default_device()]
         )

@@ -139,6 +139,17 @@ def test_an_ngram_is_found_wherever_it_stands_in_a_large_block() -> None:
         assert set(skimmed.suspects) == having
 
 
+@pytest.mark.parametrize("end", ["", " \u03a3"])
+@pytest.mark.timeout(60)  # looking around each place takes an hour
+def test_a_text_with_a_key_at_every_turn_is_searched_once(end: str) -> None:
+    almost = ITEMS[0].replace("One", "Each").replace("alone", "only")
+    for text, has in ((almost * 20_000 + end, False), (ITEMS[0] * 20_000 + end, True)):
+        block = orjson.dumps({"text": text})
+        skimmed = Skimmer(MATCHER, PREFILTER, "text", 1 << 26).skim(block)
+        assert skimmed is not None
+        assert has <= (0 in skimmed.suspects)
+
+
 @pytest.mark.parametrize("key", ["text", "a key", "caf\u00e9"])
 def test_a_key_that_needs_no_escape_suits(key: str) -> None:
     ascii_only = Prefilter(task_ngrams(["One of the items that are looked for."], 6, 8))

@@ -13,7 +13,6 @@ from trainyard.inference.engine import EngineStats, Update
 from trainyard.inference.request import Completion, Request
 from trainyard.serving.service import EngineFailedError, EngineService, QueueFullError, Stream
 
-
 ENDLESS = 10**9
 """Tokens of a request that only a cancellation ends, however late it comes."""
 

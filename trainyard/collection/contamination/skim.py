@@ -4,7 +4,7 @@ What `byte_kernels` does not call plain is left to a reader of JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +23,14 @@ from trainyard.collection.contamination.byte_kernels import (
     PAD,
     TEXT,
 )
-from trainyard.collection.contamination.ngrams import Matcher
+from trainyard.collection.contamination.ngrams import CAPITAL_SIGMA, Matcher
 from trainyard.collection.contamination.prefilter import MULTIPLIER, NO_TOKEN, SHIFT, Prefilter
 
 LEAST_LINE = 8
 """Bytes of a plain document and its line feed, at least."""
+
+MANY_KEYS = 16
+"""Places of a text that are worth a look each."""
 
 Array = npt.NDArray[Any]
 
@@ -85,14 +88,17 @@ class Skimmer:
         for number in sorted({*keyed.tolist(), *np.flatnonzero(flags & HAS_LETTER).tolist()}):
             line = lines[number]
             text = str(orjson.loads(block[line[BEGIN] : line[END]])[self._key])
-            befores = [block[line[TEXT] : place] for place in places[keyed == number].tolist()]
-            if self._prefilter.has_word(text) or self._is_keyed(text, befores):
+            keys = places[keyed == number].tolist()
+            before = (block[line[TEXT] : place] for place in keys)
+            if self._prefilter.has_word(text) or self._is_suspect(text, len(keys), before):
                 suspects[number] = text
         return Skimmed(count, int(lines[:, CHARS].sum()), origins, suspects)
 
-    def _is_keyed(self, text: str, befores: Sequence[bytes]) -> bool:
-        """Whether a text has an n-gram around one of its keys. befores: what precedes each."""
-        places = (len(orjson.loads(b'"%b"' % before)) for before in befores)
+    def _is_suspect(self, text: str, num_keys: int, before: Iterator[bytes]) -> bool:
+        """Whether a text has an n-gram around one of its keys. before: what precedes each."""
+        if num_keys and (num_keys > MANY_KEYS or CAPITAL_SIGMA in text):
+            return True  # then it is cheaper to search all of it once, as is done with suspects
+        places = (len(orjson.loads(b'"%b"' % one)) for one in before)
         return any(self._matcher.has_around(text, place) for place in places)
 
     def _places(self, token: Array) -> Array:
@@ -115,7 +121,7 @@ class Skimmer:
         self._windows = np.ndarray((words * 64,), np.uint64, self._data.data, strides=(1,))
         self._kinds = np.zeros(words * 64, np.uint8)
         self._token, self._special = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
-        most = size // 2 + 64
+        most = len(self._data) // 2 + 64
         self._starts, self._near = np.zeros(most, np.int64), np.zeros(most, np.int64)
         self._lines = np.zeros((size // LEAST_LINE + 1, 5), np.int64)
         self._pairs = np.zeros(most, np.uint64)
