@@ -139,7 +139,9 @@ def test_another_database_is_refused_unless_the_first_is_named(yard: Yard, tmp_p
         write_table(other, split, random_table(yard, split, 3, seed))
     more = {**neighbors(other), "load": str(first), "retro_db_data_path": yard.prefixes}
     named = database_digest(yard)[:12]
-    with pytest.raises(ConfigError, match=f"or --retro-loaded-database {named} to continue with this"):
+    with pytest.raises(
+        ConfigError, match=f"or --retro-loaded-database {named} to continue with this"
+    ):
         train(yard, tmp_path / "second", **more)
     assert train(yard, tmp_path / "second", **more, retro_loaded_database=named) == "finished"
 
