@@ -215,6 +215,7 @@ def test_every_folder_of_modules_is_a_package(package: str) -> None:
 # --- what --help costs ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_importing_the_options_of_all_stages_brings_in_nothing_heavy() -> None:
     script = f"import sys, {', '.join(CONFIGS)}; print(*[m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run(

@@ -90,6 +90,7 @@ def test_what_shows_files_cannot_change_them(folder: Path) -> None:
     assert not {"PREFECT_API_AUTH_STRING", "POSTGRES_PASSWORD"} & shown["environment"].keys()
 
 
+@pytest.mark.slow
 def test_every_port_is_of_this_machine_alone(folder: Path) -> None:
     ports = [port for one in services(folder).values() for port in one.get("ports", ())]
     assert len(ports) == 3

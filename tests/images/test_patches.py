@@ -53,6 +53,7 @@ def write(patches: Path, package: str, text: str) -> Path:
     return patches
 
 
+@pytest.mark.slow
 def test_a_patch_is_applied_where_its_package_lies(site: Path, tmp_path: Path) -> None:
     done = apply(site, write(tmp_path / "patches", "toy-package", GOOD))
     assert done.returncode == 0, done.stderr
@@ -60,6 +61,7 @@ def test_a_patch_is_applied_where_its_package_lies(site: Path, tmp_path: Path) -
     assert "toy-package: answer.patch" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["of other lines", "twice"])
 def test_one_that_does_not_apply_ends_the_build(site: Path, tmp_path: Path, again: bool) -> None:
     text = GOOD if again else GOOD.replace("return 41", "return 40")
@@ -71,6 +73,7 @@ def test_one_that_does_not_apply_ends_the_build(site: Path, tmp_path: Path, agai
     assert (site / "toy" / "answer.py").read_text() == before
 
 
+@pytest.mark.slow
 def test_an_image_without_the_package_stays_as_it_is(site: Path, tmp_path: Path) -> None:
     done = apply(site, write(tmp_path / "patches", "another", GOOD))
     assert done.returncode == 0, done.stderr

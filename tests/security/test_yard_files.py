@@ -87,6 +87,7 @@ def settings(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o666, 0o604])
 def test_settings_that_others_could_read_are_closed(settings: Path, mode: int) -> None:
@@ -97,6 +98,7 @@ def test_settings_that_others_could_read_are_closed(settings: Path, mode: int) -
     assert settings.read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [".env", ".env.tmp"])
 def test_make_env_follows_no_link(settings: Path, tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
@@ -115,6 +117,7 @@ def test_make_env_follows_no_link(settings: Path, tmp_path: Path, name: str) -> 
         assert not settings.is_symlink()
 
 
+@pytest.mark.slow
 @only_root
 def test_settings_of_another_user_are_refused(settings: Path) -> None:
     os.chown(settings, NOBODY, NOBODY)

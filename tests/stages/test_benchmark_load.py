@@ -134,6 +134,7 @@ def test_random_prompts_of_a_chat_are_texts(
     assert {(body["model"], body["max_tokens"]) for body in server.bodies} == {("mine", 2)}
 
 
+@pytest.mark.slow
 def test_the_dynamic_engine_is_measured_by_the_same_code(checkpoint: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [{"timestamp": 20 * i, "input_length": 5 + i, "output_length": 4} for i in range(4)]

@@ -351,6 +351,7 @@ def test_expert_parallelism_shares_out_the_experts_and_their_optimizer_state() -
     assert spread["optimizer"] == pytest.approx(whole["optimizer"])
 
 
+@pytest.mark.slow
 def test_the_command_prints_json_without_loading_torch_or_numpy() -> None:
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in GPT_345M.items()]
     began = time.monotonic()

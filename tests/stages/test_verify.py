@@ -26,12 +26,14 @@ def verify(*urls: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_whole_tree_is_verified(yard: Path) -> None:
     done = verify(yard)
     assert done.returncode == 0
     assert "verified 2 files, 12,000 bytes, in 2 artifacts" in done.stdout
 
 
+@pytest.mark.slow
 def test_one_flipped_bit_is_named(yard: Path) -> None:
     path = yard / "tokens" / "a.bin"
     data = bytearray(path.read_bytes())

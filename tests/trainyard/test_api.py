@@ -44,6 +44,7 @@ def test_every_public_name_exists_in_its_module() -> None:
         _ = api.load_gpt
 
 
+@pytest.mark.slow
 def test_importing_the_library_imports_nothing_heavy() -> None:
     program = (
         "import sys, trainyard, trainyard.api, trainyard.api as api; api.GPTConfig\n"

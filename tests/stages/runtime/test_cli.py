@@ -224,6 +224,7 @@ def test_a_failure_writes_failure_json_for_the_caller(toy: Toy) -> None:
     assert (left["class"], left["exit_status"], left["stage"]) == ("DataError", 1, "toy")
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback(toy: Toy) -> None:
     assert "Traceback" in toy.process("--fail", "defect", "--debug", expect=70)
 

@@ -144,6 +144,7 @@ def test_a_file_that_fails_ends_the_others_and_leaves_no_trace(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_numpy_is_imported_to_move_bytes() -> None:
     modules = "stages.runtime.cli, stages.runtime.execute, stages.reshard.run"
     program = f"import sys, {modules}; print(*sys.modules)"

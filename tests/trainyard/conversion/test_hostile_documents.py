@@ -161,17 +161,18 @@ def test_a_document_that_is_not_an_index_is_refused(tmp_path: Path, index: Any, 
         weight_map(str(tmp_path), "x.index.json")
 
 
-MILLION = [str(number) for number in range(10**6)]
+def million(value: object) -> dict[str, object]:
+    return {str(number): value for number in range(10**6)}
 
 
 def write_million_in_index(folder: Path) -> None:
-    weight_map = dict.fromkeys(MILLION, "a")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    document = {"weight_map": million("a")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(document))
 
 
 def write_million_in_header(folder: Path) -> None:
     entry = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
-    header = json.dumps(dict.fromkeys(MILLION, entry)).encode()
+    header = json.dumps(million(entry)).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
 
 

@@ -136,6 +136,7 @@ def test_a_worker_killed_for_memory_is_reported_as_such() -> None:
     assert "HostMemoryError: the kernel killed a worker process" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_at_its_start_ends_the_run_with_a_message() -> None:
     with pytest.raises(InfrastructureError, match="died with exit status 5, perhaps while it st"):
         dict(run_jobs(Poison(), [1, 2, 3], Crew(2, 1), {}))

@@ -267,6 +267,7 @@ def test_how_a_run_is_cut_is_no_part_of_its_identity() -> None:
     assert digest_relevant(cut) == digest_relevant(ParallelConfig()) == {}
 
 
+@pytest.mark.slow
 def test_all_is_checked_before_torch_is_loaded() -> None:
     program = (
         "import sys; import trainyard.parallel.layout_checks, trainyard.parallel.dims; "

@@ -371,6 +371,7 @@ def test_no_type_asks_the_network(shared: Path, monkeypatch: pytest.MonkeyPatch)
         simple("HuggingFaceTokenizer", tokenizer_model="openai-community/gpt2")
 
 
+@pytest.mark.slow
 def test_a_type_imports_its_own_library_only(tmp_path: Path) -> None:
     program = (
         "import sys\n"

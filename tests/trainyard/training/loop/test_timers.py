@@ -141,6 +141,7 @@ def gather_reports(interval: int) -> tuple[list[str], list[dict[str, float]], di
     return lines, report.last, gauges
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_rank_0_prints_the_times_of_all_ranks(ranks: RankPool) -> None:
     (lines, last, gauges), (others, same, _) = ranks.run(gather_reports, 2, 4)
