@@ -17,6 +17,8 @@ from tests.trainyard.retrieval.embedded import clustered  # noqa: E402
 from trainyard.errors import ArtifactError  # noqa: E402
 from trainyard.retrieval import index as faiss_index  # noqa: E402
 from trainyard.retrieval.index_document import IndexDocument  # noqa: E402
+from trainyard.retrieval.index_trial_program import THROUGH_ALL, use  # noqa: E402
+from trainyard.retrieval.index_trial_program import VECTORS as IN_A_TRIAL  # noqa: E402
 
 VECTORS = clustered(2000, 16)
 KINDS = ("Flat", "IVF16,SQ8", "IVF16_HNSW8,PQ8", "HNSW8", "OPQ8_16,IVF8,PQ8", "IVF16,PQ4x4fs,RFlat")
@@ -55,6 +57,17 @@ def test_a_forged_index_is_refused(case: str, tmp_path: Path) -> None:
     (tmp_path / "index").write_bytes(data)
     with pytest.raises(ArtifactError, match="index: not an index of faiss"):
         faiss_index.read(tmp_path / "index")
+
+
+def test_a_trial_compares_few_queries_with_all_vectors(tmp_path: Path) -> None:
+    """All with all would take longer than the file allows, for an index of some millions."""
+    index = faiss.deserialize_index(np.frombuffer(trained("IVF16,SQ8"), np.uint8))
+    index.add(VECTORS)
+    faiss_index.reset_counters()
+    use(index, tmp_path)
+    compared = faiss_index.count_compared(index, IN_A_TRIAL)
+    total = int(index.ntotal)
+    assert THROUGH_ALL * total < compared < (THROUGH_ALL + IN_A_TRIAL / 4) * total
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from typing import IO, Any
 
 import faiss
 import numpy as np
-from numpy.random import default_rng  # loads now, before the trial of an index is confined
 from numpy.typing import NDArray
 
 from trainyard.errors import ArtifactError, ConfigError
@@ -273,7 +272,7 @@ def load_from(descriptor: int, path: Path) -> Any:
     # Beyond the lists in the file, faiss computes tables of up to 2 GiB.
     size = os.fstat(descriptor).st_size
     faiss.set_deserialization_vector_byte_limit(TABLE_BYTES + 2 * size)
-    with _refusing(path):
+    with refusing(path):
         reader = faiss.PyCallbackIOReader(partial(os.read, descriptor), READ_BYTES)  # type: ignore[attr-defined, unused-ignore]
         # Lists on disk are in a file that the index names: it is opened for reading, and refused.
         index = faiss.read_index(reader, faiss.IO_FLAG_READ_ONLY)
@@ -309,20 +308,6 @@ def check_described(
         )
 
 
-def use(index: Any, path: Path, count: int, k: int) -> None:
-    """Add some vectors to the index of a file, and search for them.
-
-    Raises ArtifactError if that fails."""
-    with _refusing(path):
-        vectors = default_rng(0).standard_normal((count, index.d), np.float32)
-        if facts(index).has_codes:
-            add_codes(index, encode(index, vectors))
-        elif not index.ntotal:  # some graphs are filled once
-            add_vectors(index, vectors)
-        lists = inverted_file(index)
-        search(index, vectors, k, 1 if lists is None else int(lists.nlist), count)
-
-
 IN_THE_FILE = (faiss.ArrayInvertedLists, faiss.BlockInvertedLists)  # type: ignore[attr-defined, unused-ignore]
 
 LEAVES = (
@@ -355,7 +340,8 @@ def _refuse_others(given: Any, depth: int = 0) -> None:
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
+def refusing(path: Path) -> Iterator[None]:
+    """Errors of faiss become ArtifactErrors about the file."""
     try:
         yield
     except (RuntimeError, MemoryError, AssertionError, ValueError) as error:
