@@ -277,5 +277,6 @@ def _write(
         return Received(received[holder], holder, item.size_bytes)
 
     with store.open_output(join(prepared.url, file.name), file.name) as out:
+        out.write_for(len(set(holders.values())))
         digests = write_tensors(out, specs, read, with_digests=True)
     return WrittenFile(out.record, digests)
