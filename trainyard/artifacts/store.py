@@ -202,8 +202,7 @@ def look_at_folder(url: str) -> dict[str, FileInfo]:
 
 
 def expand(url: str) -> list[str]:
-    """The files that a URL, a pattern or a folder stands for, sorted; hidden files are passed over.
-
+    """The files that a URL, a pattern or a folder stands for, sorted; hidden ones are passed over.
     Raises ArtifactError when there is none, or for a link that leads to no file."""
     with operation("list", url) as store:
         if has_glob(url) and not store.is_file(url):
@@ -253,6 +252,11 @@ class OutputFile(io.RawIOBase):
                     self._writer.write(view[start : start + CHUNK])
         self._size += len(view)
         return len(view)
+
+    def write_for(self, num_writers: int) -> None:
+        """Send as many parts at once as so many writers would, whose bytes this file takes."""
+        assert self._writer is not None
+        self._writer.write_for(num_writers)
 
     def append_files(
         self, sources: Sequence[SourceFile], on_bytes: Callable[[int], object] = lambda _: None

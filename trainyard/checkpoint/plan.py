@@ -10,7 +10,7 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from trainyard.checkpoint.index import TensorEntry, TensorPiece
@@ -22,6 +22,11 @@ KINDS = ("model", "optimizer", "fp8", "rng")
 
 SHARD_SIZE_BYTES = 4 * 2**30
 """Maximum size of a planned file; a larger tensor is cut along its first dim."""
+
+
+SHARED_FILE_BYTES = 2**30
+"""Maximum size of a file that several ranks of a host share. Files are few where it matters, with
+many ranks, as each then has little; larger ones are faster written by several ranks."""
 
 
 def kind_of(name: str) -> str:
@@ -122,20 +127,70 @@ class PlannedFile:
     name: str
     writer: int
     slices: tuple[Slice, ...]
+    holders: tuple[int, ...] = ()
+    """The rank that has each slice and hands it to the writer; empty if the writer has all."""
+
+    def held_by(self, rank: int) -> list[Slice]:
+        """The slices that a rank writes or hands over."""
+        if not self.holders:
+            return list(self.slices) if self.writer == rank else []
+        return [
+            item for item, holder in zip(self.slices, self.holders, strict=True) if holder == rank
+        ]
+
+
+def share_files(
+    sizes: Sequence[Sequence[int]], places: Sequence[int], limit_bytes: int = SHARED_FILE_BYTES
+) -> list[int]:
+    """For each rank, the rank that writes its slices: in each place the first ranks together, while
+    no file gets larger than `limit_bytes`, then the next ones.
+
+    sizes: of each rank, the bytes that it has of each kind."""
+    writers: list[int] = []
+    filled: dict[int, tuple[int, Sequence[int]]] = {}
+    for rank, (own, place) in enumerate(zip(sizes, places, strict=True)):
+        writer, so_far = filled.get(place, (rank, [0] * len(own)))
+        together = [a + b for a, b in zip(so_far, own, strict=True)]
+        if writer != rank and max(together) > limit_bytes:
+            writer, together = rank, list(own)
+        filled[place] = writer, together
+        writers.append(writer)
+    return writers
 
 
 def plan_files(
-    kind: str, held: Sequence[Iterable[Slice]], limit_bytes: int = SHARD_SIZE_BYTES
+    kind: str,
+    held: Sequence[Iterable[Slice]],
+    limit_bytes: int = SHARD_SIZE_BYTES,
 ) -> list[PlannedFile]:
-    """The files `KIND-0000k-of-0000N.safetensors` for the slices of each writer, in their order."""
-    return _named(
-        kind,
-        [
-            (writer, slices)
-            for writer, items in enumerate(assign(held))
-            for slices in pack(items, limit_bytes)
-        ],
-    )
+    """The files `KIND-0000k-of-0000N.safetensors` for the slices of each rank, in their order."""
+    return files_of(kind, assign(held), range(len(held)), limit_bytes)
+
+
+def files_of(
+    kind: str,
+    assigned: Sequence[Sequence[Slice]],
+    writers: Sequence[int],
+    limit_bytes: int = SHARD_SIZE_BYTES,
+) -> list[PlannedFile]:
+    """As `plan_files`, for slices that are assigned to ranks. writers: of each rank, the rank that
+    writes its slices."""
+    together: dict[int, list[Slice]] = {}
+    holders: dict[Slice, int] = {}
+    for rank, items in enumerate(assigned):
+        together.setdefault(writers[rank], []).extend(items)
+        holders.update((item, rank) for item in items if writers[rank] != rank)
+    groups = [
+        (writer, slices)
+        for writer, items in together.items()
+        for slices in pack(items, limit_bytes)
+    ]
+    return [
+        replace(file, holders=tuple(holders.get(item, file.writer) for item in file.slices))
+        if any(item in holders for item in file.slices)
+        else file
+        for file in _named(kind, groups)
+    ]
 
 
 def plan_shards(kind: str, slices: Iterable[Slice], num_shards: int) -> list[PlannedFile]:

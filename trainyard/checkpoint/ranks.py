@@ -19,6 +19,9 @@ class Ranks:
     group: Any
     rank: int
     world_size: int
+    places: tuple[int, ...] | None = None
+    """For each rank, the first one to which it can hand tensors (`handover.find_places`), as on one
+    host; None: every rank writes its own files."""
 
     def gather(self, produce: Callable[[], T]) -> list[T]:
         """The results of `produce` on all ranks, on each; if it failed on one, all raise.

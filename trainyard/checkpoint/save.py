@@ -1,4 +1,5 @@
 """Writes a step: each rank its share of the tensor files, rank 0 the rest, the manifest last.
+Ranks of a host with little each share files: one of them writes what all of them have.
 
     iter_0000100/  model-00001-of-0000N.safetensors  optimizer-...  rng-...  index.json  state.json
                    from the trainer: config.json  tokenizer/...  ledger.jsonl         manifest.json
@@ -8,6 +9,7 @@ rank is raised on all, at the next collective."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,21 +20,26 @@ from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, ManifestSlot
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
+from trainyard.checkpoint.handover import Lines, Received, open_lines
 from trainyard.checkpoint.index import encode_index, fault
 from trainyard.checkpoint.layout import LocalTensors, slices_held
 from trainyard.checkpoint.plan import (
     KINDS,
     SHARD_SIZE_BYTES,
+    SHARED_FILE_BYTES,
     PlannedFile,
     Slice,
+    assign,
     entries_of,
+    files_of,
     kind_of,
-    plan_files,
+    share_files,
     split_large,
 )
 from trainyard.checkpoint.ranks import ALONE, Ranks
 from trainyard.checkpoint.safetensors.blocks import Digests
-from trainyard.checkpoint.safetensors.file import write_tensors
+from trainyard.checkpoint.safetensors.file import tensor_bytes, write_tensors
+from trainyard.checkpoint.safetensors.header import file_order
 from trainyard.checkpoint.safetensors.shard import in_threads
 from trainyard.checkpoint.steps import (
     INDEX,
@@ -73,7 +80,8 @@ class PreparedStep:
     planned: tuple[PlannedFile, ...]
     """The tensor files of all ranks."""
     own: Mapping[Slice, torch.Tensor]
-    """Slices that this rank writes; views of live memory, unless replaced by a snapshot."""
+    """Slices that this rank writes or hands over; views of live memory, unless replaced by a
+    snapshot."""
     slot: ManifestSlot | None
     """The manifest to replace; on rank 0."""
 
@@ -93,6 +101,7 @@ def save_step(
     contents: StepContents,
     ranks: Ranks = ALONE,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
+    shared_file_bytes: int = SHARED_FILE_BYTES,
 ) -> list[FileRecord]:
     """Write and publish one step of a run; all of `ranks` call it.
 
@@ -103,7 +112,8 @@ def save_step(
         manifest (volatile); [] on the others.
 
     Replaces an existing step, which does not exist until the new one is published."""
-    prepared = prepare_step(root_url, step, tensors, contents.lineage, ranks, shard_size_bytes)
+    limits = shard_size_bytes, shared_file_bytes
+    prepared = prepare_step(root_url, step, tensors, contents.lineage, ranks, *limits)
     return write_step(prepared, contents, ranks)
 
 
@@ -114,6 +124,7 @@ def prepare_step(
     lineage: str,
     ranks: Ranks = ALONE,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
+    shared_file_bytes: int = SHARED_FILE_BYTES,
 ) -> PreparedStep:
     """Assign the slices of a step to ranks and clear its folder; all of `ranks` call it."""
     url = join(root_url, step_folder(step))
@@ -124,8 +135,9 @@ def prepare_step(
         return list(parts), slot
 
     prepared = ranks.gather(prepare)
-    planned = plan_step([slices for slices, _ in prepared], shard_size_bytes)
-    own = {part: parts[part] for f in planned if f.writer == ranks.rank for part in f.slices}
+    held = [slices for slices, _ in prepared]
+    planned = plan_step(held, shard_size_bytes, ranks.places, shared_file_bytes)
+    own = {part: parts[part] for file in planned for part in file.held_by(ranks.rank)}
     return PreparedStep(url, step, tuple(planned), own, prepared[0][1])
 
 
@@ -134,17 +146,30 @@ def share_of_rank(
     ranks: Ranks = ALONE,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
 ) -> dict[Slice, torch.Tensor]:
-    """Slices that this rank would write, as views of live memory; all of `ranks` call it."""
+    """Slices that this rank would save, as views of live memory; all of `ranks` call it."""
     parts = _cut(tensors, shard_size_bytes)
     planned = plan_step(ranks.gather(lambda: list(parts)), shard_size_bytes)
-    return {part: parts[part] for f in planned if f.writer == ranks.rank for part in f.slices}
+    return {part: parts[part] for file in planned for part in file.held_by(ranks.rank)}
 
 
 def write_step(prepared: PreparedStep, contents: StepContents, ranks: Ranks) -> list[FileRecord]:
     """Write and publish a prepared step; all of `ranks` call it, in any thread. Returns as
     `save_step`."""
-    own_files = [file for file in prepared.planned if file.writer == ranks.rank]
-    written = ranks.gather(lambda: _write_all(prepared, own_files))
+    writers = {
+        holder: file.writer
+        for file in prepared.planned
+        for holder in file.holders
+        if holder != file.writer
+    }
+    lines = open_lines(writers, ranks)
+
+    def write() -> list[WrittenFile]:
+        with lines:
+            if ranks.rank in writers:
+                _hand_over(prepared, writers[ranks.rank], lines, ranks.rank)
+            return _write_all(prepared, lines, ranks.rank)
+
+    written = ranks.gather(write)
 
     def finish() -> list[FileRecord]:
         if ranks.rank != 0:
@@ -188,28 +213,70 @@ def _cut(tensors: Mapping[str, LocalTensors], limit_bytes: int) -> dict[Slice, t
     return parts
 
 
-def plan_step(held: list[list[Slice]], limit_bytes: int) -> list[PlannedFile]:
-    """The tensor files of a step, from the slices of each rank."""
-    planned: list[PlannedFile] = []
+def plan_step(
+    held: list[list[Slice]],
+    limit_bytes: int,
+    places: Sequence[int] | None = None,
+    shared_file_bytes: int = SHARED_FILE_BYTES,
+) -> list[PlannedFile]:
+    """The tensor files of a step, from the slices of each rank. places: see `Ranks`."""
+    assigned: dict[str, list[list[Slice]]] = {}
     for kind in KINDS:
-        of_kind = [[item for item in items if kind_of(item.name) == kind] for items in held]
-        planned += plan_files(kind, of_kind, limit_bytes)
+        assigned[kind] = assign([[s for s in items if kind_of(s.name) == kind] for items in held])
+    writers: Sequence[int] = range(len(held))
+    if places is not None:
+        bytes_of = [[sum(s.size_bytes for s in i) for i in items] for items in assigned.values()]
+        writers = share_files(list(zip(*bytes_of, strict=True)), places, shared_file_bytes)
+    planned = [
+        file
+        for kind, items in assigned.items()
+        for file in files_of(kind, items, writers, limit_bytes)
+    ]
     for name, entry in entries_of(planned).items():
         reason = fault(entry)
         assert reason is None, f"{name}: {reason}"
     return planned
 
 
-def _write_all(prepared: PreparedStep, files: list[PlannedFile]) -> list[WrittenFile]:
+def _hand_over(prepared: PreparedStep, writer: int, lines: Lines, rank: int) -> None:
+    """Send this rank's tensors to their writer, in the order in which it writes them."""
+    for file in prepared.planned:
+        if file.writer == writer:
+            by_key = {item.key: item for item in file.held_by(rank)}
+            for key in file_order({key: item.spec for key, item in by_key.items()}):
+                if not lines.send(tensor_bytes(prepared.own[by_key[key]])):
+                    return
+
+
+def _write_all(prepared: PreparedStep, lines: Lines, rank: int) -> list[WrittenFile]:
+    files = [file for file in prepared.planned if file.writer == rank]
+    senders = {holder for file in files for holder in file.holders} - {rank}
+    received = lines.received(senders)
     size = sum(part.size_bytes for file in files for part in file.slices)
-    if len(files) < 2 or size < WORTH_THREADS_BYTES:
-        return [_write(prepared.url, file, prepared.own) for file in files]
-    return list(in_threads(lambda f: _write(prepared.url, f, prepared.own), files, FILES_AT_ONCE))
+
+    def write(file: PlannedFile) -> WrittenFile:
+        return _write(prepared, file, received)
+
+    # Ranks send their tensors of one file after another.
+    if len(files) < 2 or size < WORTH_THREADS_BYTES or senders:
+        return [write(file) for file in files]
+    return list(in_threads(write, files, FILES_AT_ONCE))
 
 
-def _write(step_url: str, file: PlannedFile, parts: Mapping[Slice, torch.Tensor]) -> WrittenFile:
+def _write(
+    prepared: PreparedStep, file: PlannedFile, received: Mapping[int, socket.socket]
+) -> WrittenFile:
     by_key = {item.key: item for item in file.slices}
+    holders = dict(zip(by_key, file.holders or [file.writer] * len(by_key), strict=True))
     specs = {key: item.spec for key, item in by_key.items()}
-    with store.open_output(join(step_url, file.name), file.name) as out:
-        digests = write_tensors(out, specs, lambda key: parts[by_key[key]], with_digests=True)
+
+    def read(key: str) -> torch.Tensor | Received:
+        item, holder = by_key[key], holders[key]
+        if holder == file.writer:
+            return prepared.own[item]
+        return Received(received[holder], holder, item.size_bytes)
+
+    with store.open_output(join(prepared.url, file.name), file.name) as out:
+        out.write_for(len(set(holders.values())))
+        digests = write_tensors(out, specs, read, with_digests=True)
     return WrittenFile(out.record, digests)

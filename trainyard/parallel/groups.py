@@ -283,7 +283,8 @@ def gather_or_raise(
     try:
         outcomes = gather_objects((value if give else None, failure), group)
     except RuntimeError as error:
-        raise CommunicationError(f"a rank was lost during a {doing}: {error}") from error
+        lost = own or CommunicationError(f"a rank was lost during a {doing}: {error}")
+        raise lost from error
     if own is not None:
         raise own
     for rank, (_, failed) in enumerate(outcomes):

@@ -34,6 +34,10 @@ class Writer(Protocol):
     def write(self, data: memoryview) -> int:
         """Append."""
 
+    def write_for(self, num_writers: int) -> None:
+        """Send as much at once as so many writers would; called before the first byte."""
+        return None
+
     def append_files(
         self,
         sources: Sequence[SourceFile],

@@ -220,7 +220,7 @@ PART_BYTES = 16 << 20
 GROWTH_PARTS = 500
 PARTS_IN_FLIGHT = 2
 """Parts of one object that are sent while the next is filled. So a writer holds three parts at
-most."""
+most; for each of several whose bytes it writes, two more."""
 
 
 def part_bytes(number: int) -> int:
@@ -244,6 +244,10 @@ class S3Writer(Writer):
         """Files were appended; nothing can follow them."""
         self._threads: ThreadPoolExecutor | None = None
         self._pending: deque[Future[None]] = deque()
+        self._in_flight = PARTS_IN_FLIGHT
+
+    def write_for(self, num_writers: int) -> None:
+        self._in_flight = PARTS_IN_FLIGHT * num_writers
 
     def write(self, data: memoryview) -> int:
         assert not self._is_whole, "files were appended: nothing can follow them"
@@ -257,9 +261,9 @@ class S3Writer(Writer):
         """Send the buffered part; wait if too many parts are in flight."""
         if self._upload is None:
             self._upload = MultipartUpload(self._backend, self._url)
-            self._threads = ThreadPoolExecutor(PARTS_IN_FLIGHT, thread_name_prefix="upload")
+            self._threads = ThreadPoolExecutor(self._in_flight, thread_name_prefix="upload")
         assert self._threads is not None
-        if len(self._pending) == PARTS_IN_FLIGHT:
+        if len(self._pending) == self._in_flight:
             self._pending.popleft().result()
         self._number += 1
         part, self._buffer = self._buffer, bytearray()

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, ManifestSlot, read_manifest
@@ -199,6 +200,8 @@ class LocalSave:
                         remove_step(root, later)
 
         ranks.gather(clear)
+        if ranks.places is not None:  # ranks of a host may have folders of their own
+            ranks = replace(ranks, places=self._steps.visibility.within(ranks.places))
         return prepare_step(root, step, tensors, lineage, ranks)
 
     def write(

@@ -42,6 +42,12 @@ class Visibility:
         """The ranks that see the folder of rank `first`."""
         return [rank for rank, other in enumerate(self.of_rank) if other == first]
 
+    def within(self, places: Sequence[int]) -> tuple[int, ...]:
+        """For each rank, the first of its place (see `Ranks`) that sees the same folder."""
+        firsts: dict[tuple[int, int], int] = {}
+        both = zip(places, self.of_rank, strict=True)
+        return tuple(firsts.setdefault(key, rank) for rank, key in enumerate(both))
+
     @property
     def description(self) -> str:
         """The number of folders and their hosts, for messages."""

@@ -19,7 +19,7 @@ from trainyard.checkpoint.safetensors.header import (
     encode_header,
     file_order,
 )
-from trainyard.checkpoint.safetensors.joined import Joined
+from trainyard.checkpoint.safetensors.joined import FilePiece, Joined
 from trainyard.checkpoint.safetensors.ranges import BoxPart, Read, Want, plan_reads
 from trainyard.checkpoint.safetensors.shard import READ_BYTES, ShardFile, in_threads, num_threads
 
@@ -66,18 +66,19 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 def write_tensors(
     out: Sink,
     specs: Mapping[str, TensorSpec],
-    read: Callable[[str], torch.Tensor],
+    read: Callable[[str], torch.Tensor | FilePiece],
     metadata: Mapping[str, str] | None = None,
     *,
     with_digests: bool = False,
 ) -> Digests:
-    """Write a file of the tensors `specs`; `read` returns one at a time. Returns the digests of
-    their blocks, if asked for them.
+    """Write a file of the tensors `specs`; `read` returns one at a time, or for an `OutputFile`
+    what gives its bytes. Returns the digests of their blocks, if asked for them.
 
     Equal specs and values give equal bytes, in any order of the mapping."""
     order = file_order(specs)
     header = encode_header({name: specs[name] for name in order}, metadata)
-    pieces = chain([memoryview(header)], _values(order, specs, read))
+    values = _values(order, specs, read)
+    pieces: Iterator[memoryview | FilePiece] = chain([memoryview(header)], values)
     digests = BlockDigests(len(header), {name: specs[name] for name in order})
     if isinstance(out, store.OutputFile):
         size = len(header) + sum(spec.size_bytes for spec in specs.values())
@@ -85,17 +86,24 @@ def write_tensors(
         out.append_filled(size, digests.of_filled(fill) if with_digests else fill)
         return digests.by_key
     for piece in pieces:
+        assert isinstance(piece, memoryview)
         digests.update(piece)
         out.write(piece)
     return digests.by_key
 
 
 def _values(
-    order: Iterable[str], specs: Mapping[str, TensorSpec], read: Callable[[str], torch.Tensor]
-) -> Iterator[memoryview]:
+    order: Iterable[str],
+    specs: Mapping[str, TensorSpec],
+    read: Callable[[str], torch.Tensor | FilePiece],
+) -> Iterator[memoryview | FilePiece]:
     """The bytes of each tensor in turn; each is freed before the next is read."""
     for name in order:
         tensor = read(name)
+        if not isinstance(tensor, torch.Tensor):
+            assert len(tensor) == specs[name].size_bytes, name
+            yield tensor
+            continue
         found = spec_of(tensor)
         assert found == specs[name], f"{name}: {found} is not {specs[name]}"
         if tensor.numel():

@@ -22,6 +22,7 @@ from typing import Any
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.background import BackgroundSave, SaveReport
+from trainyard.checkpoint.handover import find_places
 from trainyard.checkpoint.layout import LocalTensors
 from trainyard.checkpoint.model_tensors import model_tensors
 from trainyard.checkpoint.ranks import Ranks
@@ -101,7 +102,7 @@ class Checkpointing(Callback):
         self._before_first: Callable[[], None] | None = before_first
         self._background = background
         groups = train_module.groups
-        self._ranks = Ranks(groups.world, groups.rank, groups.dims.world_size)
+        self._ranks = find_places(Ranks(groups.world, groups.rank, groups.dims.world_size))
         self._report = report
         self._unpublished_lines = b""
         """Ledger lines of a step that stays and is not published yet."""

@@ -23,6 +23,8 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []
         self.most = self._now = 0
+        self.meet = threading.Barrier(1)
+        """Parts on their way wait until there are so many."""
         self.refused = ""
         self._lock = threading.Lock()
         call = S3Backend.call
@@ -33,6 +35,8 @@ class Calls:
                 self._now += method == "upload_part"
                 self.most = max(self.most, self._now)
             try:
+                if method == "upload_part":
+                    self.meet.wait(30)
                 if method == self.refused and arguments.get("PartNumber") != 1:
                     raise InfrastructureError(f"the store refused {method}")
                 return call(backend, method, **arguments)
@@ -90,6 +94,17 @@ def test_the_rest_is_sent_in_parts_some_at_once(calls: Calls, s3_url: str, size:
     assert calls.most <= multipart.PARTS_IN_FLIGHT
     assert store.read_bytes(out.url) == data
     assert read_digest(out.url) == out.record.digest == digest_bytes(data)
+
+
+def test_for_several_writers_as_many_parts_are_sent_at_once(calls: Calls, s3_url: str) -> None:
+    data = os.urandom(8 * MIN_PART)
+    calls.meet = threading.Barrier(2 * multipart.PARTS_IN_FLIGHT)
+    with store.open_output(store.join(s3_url, "a")) as out:
+        out.write_for(2)
+        for start in range(0, len(data), MIN_PART):
+            out.write(data[start : start + MIN_PART])
+    assert calls.most == 2 * multipart.PARTS_IN_FLIGHT
+    assert store.read_bytes(out.url) == data
 
 
 def test_nothing_is_left_of_what_is_dropped(calls: Calls, s3_url: str) -> None:
