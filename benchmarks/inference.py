@@ -3,7 +3,9 @@
     python -m benchmarks.inference                   CPU: both in turn, the same weights and prompts
     python -m benchmarks.inference --device cuda     a GPU: Llama-3-8B's shape, bf16
     python -m benchmarks.inference --device cuda --weights fp8
-                                                     matrices of the layers in 8 bits
+                                                     matrices in 8 bits
+    python -m benchmarks.inference --device cuda --weights fp8 --kv-cache-dtype fp8
+                                                     keys and values in 8 bits too
     python -m benchmarks.inference --device cuda --shapes mamba-130m hybrid-800m
                                                      presets of recipes/models; no bar
 
@@ -21,10 +23,11 @@ weights, keys, values and prompts as `stages.plan` counts them."""
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -35,7 +38,7 @@ from benchmarks.corpus import report
 from stages.plan.config import PlanConfig
 from trainyard.config import from_dict
 from trainyard.conversion.loaders import open_source
-from trainyard.fp8.weights import Kind
+from trainyard.fp8.weights import E4M3, Kind
 from trainyard.inference.decoders import CachedDecoder
 from trainyard.inference.measure import device_clock
 from trainyard.inference.request import Request
@@ -95,6 +98,8 @@ GPU_BARS = {1: 0.80}
 """Least share of the copy bandwidth, by batch."""
 GPU_RATES = {8: 2 * 809.0, 64: 2.5 * 3194.0}
 """Least output tokens a second, by batch: multiples of what `transformers` reached on an H200."""
+FP8_RATES = {1: 360.0, 8: 1.6 * GPU_RATES[8], 64: 1.6 * GPU_RATES[64]}
+"""With weights in FP8: 1.6 times the least of bf16."""
 
 
 def random_prompts(batch: int, length: int, vocab: int) -> list[list[int]]:
@@ -183,7 +188,12 @@ def compare(name: str, ours: GPTModel, theirs: Any, prompts: list[list[int]], ru
 
 
 def on_gpu(
-    shapes: Sequence[str], batches: Sequence[int], graphs: Sequence[str], runs: int, weights: str
+    shapes: Sequence[str],
+    batches: Sequence[int],
+    graphs: Sequence[str],
+    runs: int,
+    weights: str,
+    kv_dtype: torch.dtype,
 ) -> None:
     """A row for each shape, batch, and step as a CUDA graph or not."""
     device = torch.device("cuda")
@@ -195,8 +205,9 @@ def on_gpu(
         model = random_model(config, VOCABS[name], device, torch.bfloat16)
         if weights != "bf16":
             quantize_layers(model, cast(Kind, weights))
-        has_bars = is_llama and weights == "bf16"
-        for_shape(f"{name}, {weights}", model, batches, graphs, runs, bandwidth, has_bars)
+        bars = {"bf16": GPU_RATES, "fp8": FP8_RATES}.get(weights, {}) if is_llama else {}
+        kind = f"{name}, {weights}" + ("" if kv_dtype == torch.bfloat16 else ", FP8 cache")
+        for_shape(kind, model, batches, graphs, runs, bandwidth, kv_dtype, bars)
 
 
 def preset(name: str) -> GPTConfig:
@@ -214,19 +225,21 @@ def for_shape(
     graphs: Sequence[str],
     runs: int,
     bandwidth: float,
-    has_bars: bool,
+    kv_dtype: torch.dtype,
+    bars: Mapping[int, float],
 ) -> None:
-    """The rows of a model."""
+    """The rows of a model. bars: least tokens a second, by batch."""
     config, table = model.config, model.embedding
     assert table is not None
     read = held = weight_bytes(model)
     if config.untie_embeddings_and_output_weights:
         read -= sum(p.numel() * p.element_size() for p in table.parameters())
     layers = range(config.num_layers)
-    of_token, state = kv_numbers(config, layers) * 2, state_bytes(config, layers, 1, 2)
+    of_token, state = kv_numbers(config, layers), state_bytes(config, layers, 1, 2)
+    of_token *= kv_dtype.itemsize
     for batch in batches:
         for graph in graphs:
-            result = timed(model, batch, runs, graphs=graph == "on")
+            result = timed(model, batch, runs, kv_dtype, graphs=graph == "on")
             step = statistics.median(result.step_seconds[1:])
             kept = batch * ((GPU_LENGTH + GPU_NEW / 2) * of_token + 2 * state)
             share = (read + kept) / step / bandwidth
@@ -240,8 +253,8 @@ def for_shape(
                 f"{peak / 1e9:.2f} GB, planned {planned / 1e9:.2f} ({100 * planned / peak:.1f} %)"
             )
             name = f"{shape}, batch {batch}, CUDA graph {graph}"
-            least = GPU_BARS.get(batch, 0.0) if has_bars else 0.0
-            fastest = GPU_RATES.get(batch, 0.0) if has_bars else 0.0
+            least = GPU_BARS.get(batch, 0.0) if bars is GPU_RATES else 0.0
+            fastest = bars.get(batch, 0.0)
             bar = f"{100 * least:.0f} %" if least else f"{fastest:,.0f} tok/s"
             report(name, reached, bar, share >= least and rate >= fastest)
 
@@ -270,12 +283,15 @@ def random_model(
     return model.eval().requires_grad_(False)
 
 
-def timed(model: GPTModel, batch: int, runs: int, *, graphs: bool) -> GenerationResult:
+def timed(
+    model: GPTModel, batch: int, runs: int, kv_dtype: torch.dtype, *, graphs: bool
+) -> GenerationResult:
     """The run with the fastest step in the median, after one that compiles and records."""
     prompts = random_prompts(batch, GPU_LENGTH, model.vocab_size)
     requests = [Request(prompt=p, max_tokens=GPU_NEW, number=i) for i, p in enumerate(prompts)]
-    decoder = CachedDecoder(model, batch, GPU_LENGTH + GPU_NEW, compiled=graphs)
+    decoder = CachedDecoder(model, batch, GPU_LENGTH + GPU_NEW, compiled=graphs, kv_dtype=kv_dtype)
     run_requests(decoder, requests)
+    gc.collect()  # the decoder of the row before
     torch.cuda.reset_peak_memory_stats()
     results = [run_requests(decoder, requests) for _ in range(runs)]
     return min(results, key=lambda result: statistics.median(result.step_seconds[1:]))
@@ -302,6 +318,7 @@ def main() -> None:
         "--shapes", nargs="+", choices=tuple(VOCABS), default=[LLAMA], help="on a GPU"
     )
     parser.add_argument("--weights", choices=("bf16", "int8", "fp8"), default="bf16")
+    parser.add_argument("--kv-cache-dtype", choices=("bf16", "fp8"), default="bf16")
     parser.add_argument(
         "--graphs", nargs="+", choices=("on", "off"), default=["on", "off"], help="CUDA graphs"
     )
@@ -311,7 +328,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.device == "cuda":
         batches = arguments.batches or [1, 8, 64]
-        on_gpu(arguments.shapes, batches, arguments.graphs, arguments.runs, arguments.weights)
+        kv_dtype = E4M3 if arguments.kv_cache_dtype == "fp8" else torch.bfloat16
+        of_run = (batches, arguments.graphs, arguments.runs, arguments.weights, kv_dtype)
+        on_gpu(arguments.shapes, *of_run)
     else:
         torch.set_num_threads(arguments.threads)
         on_cpu(arguments.models, arguments.batches or [1, 8], arguments.runs)

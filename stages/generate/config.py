@@ -58,6 +58,9 @@ class GenerateConfig:
     """Compute in bfloat16."""
     fp16: bool = False
     """Compute in float16. Neither of the two: in fp32."""
+    kv_cache_dtype: Literal["fp8"] | None = None
+    """Keep keys and values in E4M3 without a scale, half the memory of 16 bits; unset: in the type
+    of the run. Not for T5 and Retro."""
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     expect: tuple[str, ...] = execution(())
     """Options that the model of the checkpoint must have, as NAME=VALUE; a different model is

@@ -7,10 +7,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from stages.generate.config import GenerateConfig
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError, DataError
+from trainyard.fp8.weights import E4M3
 from trainyard.inference.beam import beam_search
 from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.neighbors import NeighborDecoder
@@ -98,6 +101,10 @@ class BatchWork:
                 "out"
             )
 
+    @property
+    def _kv_dtype(self) -> torch.dtype | None:
+        return E4M3 if self.config.kv_cache_dtype == "fp8" else None
+
     def __len__(self) -> int:
         return -(-len(self.prompts) // self.config.inference_max_requests)
 
@@ -133,7 +140,9 @@ class BatchWork:
             for n in numbers
         ]
         longest, count = max(len(r.prompt) for r in requests), self.config.num_tokens_to_generate
-        decoder = build_decoder(self.generator, len(requests), longest, count)
+        decoder = build_decoder(
+            *(self.generator, len(requests), longest, count), kv_dtype=self._kv_dtype
+        )
         return run_requests(decoder, requests).completions
 
     def _with_neighbors(self, number: int) -> Completion:
@@ -152,7 +161,7 @@ class BatchWork:
         count = self.config.num_tokens_to_generate
         (end,) = self.requests.stop_ids
         texts = beam_search(
-            build_decoder(generator, width, len(tokens), count),
+            build_decoder(generator, width, len(tokens), count, kv_dtype=self._kv_dtype),
             tokens,
             count,
             width=width,

@@ -97,9 +97,10 @@ class CachedDecoder(Stepping):
         vocab_size: int | None = None,
         *,
         compiled: bool = False,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         """capacity: tokens of the longest row with its output. compiled: see `graphs`; for a model
-        on one rank."""
+        on one rank. kv_dtype: of keys and values in the cache; unset: the model's."""
         super().__init__(model, groups, vocab_size)
         self._gpt = model
         self.cache = (FixedShapeCache if compiled else StaticKVCache)(
@@ -109,6 +110,7 @@ class CachedDecoder(Stepping):
             layers=model.decoder.numbers,
             tp_size=model.parallel.tp_size,
             dtype=model.dtype,
+            kv_dtype=kv_dtype,
             device=model.device,
         )
         self.cache_bytes = self.cache.size_bytes

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trainyard.attention.masks import causal_mask
+from trainyard.fp8.weights import E4M3, LARGEST
 from trainyard.inference.layer_states import StaticStates, empty_states
 from trainyard.models.config import TransformerConfig
 
@@ -31,10 +32,12 @@ class StaticKVCache:
         layers: range | None = None,
         tp_size: int = 1,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         """layers: of this pipeline stage; unset: all of the model. tp_size: ranks that share the
-        heads. Layers without attention have no keys and values."""
+        heads. Layers without attention have no keys and values. kv_dtype: what these are kept in,
+        `dtype` or E4M3; unset: the former."""
         layers = range(config.num_layers) if layers is None else layers
         self.capacity = capacity
         """Tokens that a row has room for."""
@@ -42,7 +45,7 @@ class StaticKVCache:
         self._keys, self._values = (
             {
                 layer: torch.zeros(
-                    (batch_size, heads, capacity, channels), dtype=dtype, device=device
+                    (batch_size, heads, capacity, channels), dtype=kv_dtype or dtype, device=device
                 )
                 for layer in layers
                 if config.has_attention(layer)
@@ -84,14 +87,18 @@ class StaticKVCache:
         num_new = k.shape[2]
         seen = max(self.lengths) + num_new
         assert seen <= self.capacity, f"{seen} tokens in a cache of {self.capacity}"
-        if min(self.lengths) == max(self.lengths):
-            keys[:, :, seen - num_new : seen] = k
-            values[:, :, seen - num_new : seen] = v
-        else:
-            places = self.positions(num_new)
-            keys[self._rows, :, places] = k.transpose(1, 2)
-            values[self._rows, :, places] = v.transpose(1, 2)
-        return keys[:, :, :seen], values[:, :, :seen]
+        is_even = min(self.lengths) == max(self.lengths)
+        for kept, new in ((keys, k), (values, v)):
+            if is_even:
+                kept[:, :, seen - num_new : seen] = kept_as(kept, new)
+            else:
+                self._write(kept, new, self.positions(num_new))
+        return keys[:, :, :seen].to(k.dtype), values[:, :, :seen].to(v.dtype)
+
+    def _write(self, kept: Tensor, new: Tensor, places: Tensor) -> None:
+        """new: (b, g, s, d), to `places`, (b, s), of each row."""
+        own = kept_as(kept, new).transpose(1, 2)
+        as_bytes(kept)[self._rows, :, places] = as_bytes(own)
 
     def begin(self, counts: Sequence[int]) -> None:
         """Say before a pass that `counts[row]` of its tokens count, and the rest are padding."""
@@ -115,7 +122,7 @@ class StaticKVCache:
         """Row i becomes a copy of row `rows[i]`, as beams of a search do."""
         order = torch.tensor(rows, device=self._lengths.device)
         self._keys, self._values = (
-            {layer: x.index_select(0, order) for layer, x in held.items()}
+            {layer: as_bytes(x).index_select(0, order).view(x.dtype) for layer, x in held.items()}
             for held in (self._keys, self._values)
         )
         self.states.reorder(order)
@@ -143,9 +150,13 @@ class FixedShapeCache(StaticKVCache):
             return super().extend(layer, k, v)
         keys, values = self._keys[layer], self._values[layer]
         places = self._lengths.unsqueeze(1)
-        keys[self._rows, :, places] = k.transpose(1, 2)
-        values[self._rows, :, places] = v.transpose(1, 2)
-        return keys, values
+        self._write(keys, k, places)
+        self._write(values, v, places)
+        return keys.to(k.dtype), values.to(v.dtype)
+
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """(b, g, T, d) keys and values, all of the room."""
+        return self._keys[layer], self._values[layer]
 
     def copies(self) -> list[Tensor]:
         """Of what a step changes and does not write over, for `put_back`: the lengths on the
@@ -165,3 +176,17 @@ class FixedShapeCache(StaticKVCache):
     def count_step(self) -> None:
         """The same for the lengths that the host knows."""
         self.lengths = [length + 1 for length in self.lengths]
+
+
+def kept_as(kept: Tensor, new: Tensor) -> Tensor:
+    """New keys or values in the type of those that are kept. Numbers that E4M3 does not reach
+    become its largest."""
+    if kept.dtype == E4M3:
+        new = new.clamp(-LARGEST["fp8"], LARGEST["fp8"])
+    return new.to(kept.dtype)
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """Numbers of 8 bits as integers, since torch indexes no E4M3 on some devices; others as they
+    are."""
+    return x.view(torch.uint8) if x.dtype == E4M3 else x

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from trainyard.errors import ConfigError
 from trainyard.inference.config import OutputConfig, SamplingConfig, check_length
 from trainyard.inference.decoders import CachedDecoder, Decoder, EncoderDecoder
@@ -188,11 +190,13 @@ def build_decoder(
     max_tokens: int,
     *,
     compiled: bool = False,
+    kv_dtype: torch.dtype | None = None,
 ) -> Decoder:
     """A decoder with room for this many prompts of at most `longest` tokens, and their outputs.
 
     compiled: see `graphs`; ConfigError for a model whose step cannot be compiled, and on a CPU for
-    weights that do not fit its memory twice."""
+    weights that do not fit its memory twice. kv_dtype: of keys and values in the cache; unset: the
+    model's. ConfigError for a model that keeps more than those."""
     model, size = generator.model, generator.tokenizer.vocab_size
     config = generator.config
     if compiled and (config.model_type == "t5" or config.experts.enabled):
@@ -209,9 +213,17 @@ def build_decoder(
             model.device,
             "give --cuda-graph-impl none",
         )
+    if kv_dtype is not None and config.model_type in ("t5", "retro"):
+        raise ConfigError(
+            f"--kv-cache-dtype is not for a {config.model_type}, whose cache holds more than keys "
+            "and values; leave it out"
+        )
     if isinstance(model, T5Model):
         assert generator.first_token is not None
         first = generator.first_token
         return EncoderDecoder(model, batch_size, max_tokens, first, generator.groups, size)
-    capacity = longest + max_tokens
-    return CachedDecoder(model, batch_size, capacity, generator.groups, size, compiled=compiled)
+    return CachedDecoder(
+        *(model, batch_size, longest + max_tokens, generator.groups, size),
+        compiled=compiled,
+        kv_dtype=kv_dtype,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import nn
 
@@ -15,16 +17,17 @@ from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLi
 def quantize_layers(model: TransformerModel, kind: Kind) -> int:
     """Turn the matrices of all layers of this rank into 8 bits, one after another; return how many.
 
-    Embedding, output layer, norms and experts stay, as does the matrix that makes keys and values
-    of latents, which attention applies by parts."""
+    Embedding, norms and experts stay, as does the matrix that makes keys and values of latents,
+    which attention applies by parts. The output layer is turned too, if it is not the embedding."""
     kept = {
         id(module.linear_kv_up_proj)
         for module in model.modules()
         if isinstance(module, LatentAttention)
     }
     count = 0
-    decoder = model.get_submodule("decoder")
-    for module in decoder.modules():
+    names = ("decoder", "output_layer")
+    parts = [part for name, part in model.named_children() if name in names]
+    for module in chain.from_iterable(part.modules() for part in parts):
         if isinstance(module, ColumnParallelLinear | RowParallelLinear) and id(module) not in kept:
             _quantize(module, kind)
             count += 1
