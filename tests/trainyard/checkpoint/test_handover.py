@@ -114,6 +114,7 @@ def save_grouped(url: str, cases: Sequence[Sequence[int]], settings: dict[str, s
     return digests
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_any_grouping_holds_the_same_tensors(
     ranks: RankPool, store_url: str, request: pytest.FixtureRequest
@@ -208,6 +209,7 @@ def save_with_a_fault(folder: str, victim: int, words: str) -> str:
     return "saved"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_failure_of_one_rank_is_that_of_all(ranks: RankPool, tmp_path: Path, victim: int) -> None:
