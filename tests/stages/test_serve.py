@@ -21,7 +21,7 @@ import pytest
 from stages.generate.config import GenerateConfig
 from stages.generate.run import run
 from stages.serve.config import ServeConfig
-from stages.serve.run import build
+from stages.serve.engine import build
 from tests.stages.directly import run_directly, run_program
 from tests.stages.test_generate import HYBRID
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
