@@ -16,7 +16,7 @@ from typing import Any
 from stages.serve.config import ServeConfig
 from trainyard.config import to_dict
 from trainyard.conversion.tokenizer_files import tokenizer_of
-from trainyard.errors import HostMemoryError, InfrastructureError
+from trainyard.errors import InfrastructureError
 from trainyard.inference.engine import EngineStats
 from trainyard.machine import memory_kills
 from trainyard.retrieval.shape import NeighborShape
@@ -85,34 +85,34 @@ class EngineProcess:
         try:
             document = self._channel.receive_one()
         except ConnectionLost:
-            raise self._end_of() from None
+            raise self._not_begun() from None
         if "failure" in document:
             raise decoded_error(document["failure"])
         return _loaded(document)
 
     def why_gone(self) -> str:
         """What ended a child that has closed its connection."""
-        return str(self._end_of())
+        try:
+            status = self._process.wait(CLOSED_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "its process closed the connection"
+        if status >= 0:
+            return f"its process ended with exit status {status}"
+        message = f"its process was killed by {signal.Signals(-status).name}"
+        if -status != signal.SIGKILL:
+            return message
+        if memory_kills() > self._kills:
+            return f"{message}, by the kernel: the machine or the job is out of memory"
+        return f"{message}; unless someone sent it, the machine ran out of memory"
 
     def _say(self, document: dict[str, Any]) -> None:
         try:
             self._channel.send(document)
         except ConnectionLost:
-            raise self._end_of() from None
+            raise self._not_begun() from None
 
-    def _end_of(self) -> InfrastructureError:
-        try:
-            status = self._process.wait(CLOSED_SECONDS)
-        except subprocess.TimeoutExpired:
-            return InfrastructureError("its process closed the connection")
-        if status >= 0:
-            return InfrastructureError(f"its process ended with exit status {status}")
-        message = f"its process was killed by {signal.Signals(-status).name}"
-        if -status != signal.SIGKILL:
-            return InfrastructureError(message)
-        if memory_kills() > self._kills:
-            return HostMemoryError(f"{message}, by the kernel: there is too little memory")
-        return InfrastructureError(f"{message}; unless someone sent it, there is too little memory")
+    def _not_begun(self) -> InfrastructureError:
+        return InfrastructureError(f"the engine ended before it was ready: {self.why_gone()}")
 
 
 def _loaded(document: dict[str, Any]) -> Loaded:

@@ -219,7 +219,15 @@ class EngineService:
 
     def _check_alive(self) -> None:
         if not self.is_alive:
-            raise EngineFailedError(f"the engine has ended: {self.failure or 'it was stopped'}")
+            raise EngineFailedError(self._end_of_engine)
+
+    @property
+    def _end_of_engine(self) -> str:
+        error = self.failure
+        if isinstance(error, EngineFailedError):
+            return str(error)
+        why = "it was stopped" if error is None else f"{type(error).__name__}: {error}"
+        return f"the engine has ended: {why}"
 
     def _end_all(self, message: str) -> None:
         for stream in self._open:
@@ -266,13 +274,12 @@ class EngineService:
         assert self._ended is not None
         self._ended.set_result(None)
         if not self._is_stopping:
-            self._fail(EngineFailedError(self.why_gone()))
+            self._fail(EngineFailedError(f"the engine has ended: {self.why_gone()}"))
 
     def _fail(self, error: Exception) -> None:
         if self.failure is None:
             self.failure = error
-            kind = "" if isinstance(error, EngineFailedError) else f"{type(error).__name__}: "
-            self._end_all(f"the engine has ended: {kind}{error}")
+            self._end_all(self._end_of_engine)
             self.on_failure()
 
 
