@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Coroutine
+import threading
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def request(first: int, count: int = 3) -> Request:
     return Request(prompt=[first], max_tokens=count)
 
 
-def run(engine: Counting, work: Any, max_queued: int = 8) -> Any:
+def run(engine: Counting, work: Any, max_queued: int = 8, calls: Any = CALLS) -> Any:
     """What `work(service)` returns."""
 
     async def all_of_it(connection: socket.socket) -> Any:
@@ -88,7 +89,7 @@ def run(engine: Counting, work: Any, max_queued: int = 8) -> Any:
         finally:
             await service.stop()
 
-    with engine_in_thread(engine, TOKENIZER, CALLS) as connection:
+    with engine_in_thread(engine, TOKENIZER, calls) as connection:
         return asyncio.run(all_of_it(connection))
 
 
@@ -168,7 +169,7 @@ def test_a_request_that_the_engine_refuses_hurts_no_other_one() -> None:
     assert run(Counting(), work) == [[7, 8, 9]]
 
 
-def refused(work: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, None]:
+def refused(work: Awaitable[Any]) -> Coroutine[Any, Any, None]:
     async def check() -> None:
         with pytest.raises(EngineFailedError, match="the device is gone"):
             await work
@@ -201,6 +202,43 @@ def test_calls_between_steps_get_their_result_or_their_error() -> None:
         return await service.call("give", {"value": [1, "a", None, 0.1]})
 
     assert run(Counting(), work) == [1, "a", None, 0.1]
+
+
+def test_calls_keep_a_server_busy_and_end_with_the_engine() -> None:
+    gate = threading.Event()
+    engine = Counting(fails_at=66)
+
+    async def work(service: EngineService) -> None:
+        calls = [asyncio.ensure_future(service.call("hold", {})) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not service.is_idle
+        with service.open([request(66)]):
+            gate.set()
+            for call in calls:
+                await refused(call)
+        assert service.is_idle
+
+    def hold() -> None:
+        assert gate.wait(10)
+
+    run(engine, work, calls={"hold": hold})
+
+
+def test_an_engine_that_goes_without_a_word_is_noticed() -> None:
+    ours, theirs = socket.socketpair()
+
+    async def work() -> None:
+        service = service_of(Counting(), ours, 8)
+        service.why_gone = lambda: "it was killed"
+        await service.start()
+        with service.open([request(1)]) as stream:
+            theirs.close()
+            with pytest.raises(EngineFailedError, match="the engine has ended: it was killed"):
+                await anext(stream)
+        assert not service.is_alive
+        await service.stop()
+
+    asyncio.run(work())
 
 
 def test_a_slow_reader_gets_what_came_meanwhile_at_once() -> None:
