@@ -230,15 +230,20 @@ class Channel:
         found: list[Any] = []
         wait = None if seconds is None else 1000 * seconds
         while self._poll.poll(wait):
-            try:
-                data = self._socket.recv(READ_BYTES)
-            except OSError as error:
-                raise ConnectionLost from error
-            if not data:
+            if not (data := self._read()):
+                if found:
+                    break  # the last messages are for the caller, who hears of the end next time
                 raise ConnectionLost
             found += self._frames.take(data)
             wait = 0 if found or seconds is not None else None
         return found
+
+    def _read(self) -> bytes:
+        """What has come; nothing at the end."""
+        try:
+            return self._socket.recv(READ_BYTES)
+        except ConnectionError:
+            return b""
 
     def receive_one(self) -> Any:
         """The first message of a conversation, whose answer the other side awaits."""
