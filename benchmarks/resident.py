@@ -13,8 +13,13 @@ LEAST_SAMPLES = 3
 
 
 def resident_bytes(process: int) -> int:
-    """Memory of a process that is in RAM."""
+    """Memory of a process that is in RAM; what it shares with others counts too."""
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def children(process: int) -> list[int]:
+    """The processes that the first thread of a process started."""
+    return [int(p) for p in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def growth(samples: Sequence[int]) -> tuple[float, float, float]:

@@ -6,7 +6,8 @@
 `stages.serve` gets the requests of `soak_traffic`, of whose clients up to one in five goes away, at
 the highest rate that meets --goodput by `stages.benchmark --sweep`. All others must be answered in
 full. Then nothing may run, no block of the cache may be held, and the resident memory of the
-server may grow by 2 % from the first tenth of the time after the warm-up to the last.
+server, its engine's process included, may grow by 2 % from the first tenth of the time after the
+warm-up to the last.
 
 The warm-up is as many requests at once as the engine takes, so that every block of the cache has
 been written to and has its memory, and then the first tenth of the time."""
@@ -26,7 +27,7 @@ from tempfile import TemporaryDirectory
 import aiohttp
 
 from benchmarks.corpus import report
-from benchmarks.resident import LEAST_SAMPLES, growth, resident_bytes
+from benchmarks.resident import LEAST_SAMPLES, children, growth, resident_bytes
 from benchmarks.served import pinned, run, served
 from benchmarks.served_model import model_folder
 from benchmarks.soak_traffic import (
@@ -52,7 +53,7 @@ async def watch(process: int, found: Found, samples: list[int]) -> None:
     """Append the memory every SAMPLE_SECONDS, and say how far it is, until cancelled."""
     said = began = time.monotonic()
     while True:
-        samples.append(resident_bytes(process))
+        samples.append(sum(map(resident_bytes, (process, *children(process)))))
         if time.monotonic() - said >= SAY_SECONDS:
             said = time.monotonic()
             log.info(
@@ -90,6 +91,8 @@ async def soak(url: str, process: int, rate: float, seconds: float) -> bool:
             await traffic.run(rate, seconds)
             watching.cancel()
         in_use = await held_at_the_end(session, url)
+        (engine,) = children(process)
+        sizes = [f"{resident_bytes(one) / 2**20:.1f} MiB" for one in (process, engine)]
     found = traffic.found
     before, after, change = growth(samples)
     minutes = f"{seconds / 60:g} minutes"
@@ -97,6 +100,7 @@ async def soak(url: str, process: int, rate: float, seconds: float) -> bool:
     errors = "".join(f"; {n} x {error}" for error, n in found.errors.most_common(5))
     total = f"{found.errors.total()} of {found.total} requests ({ends}){errors}"
     used = ", ".join(f"{name} {count:g}" for name, count in in_use.items())
+    log.info("resident at the end: listening %s, engine %s", *sizes)
     memory = f"{before / 2**20:.1f} and {after / 2**20:.1f} MiB: {100 * change:+.2f} %"
     laws = (
         (f"{minutes} at {rate:.3g} requests/s: errors", total, "0", not found.errors),

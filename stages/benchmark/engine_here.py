@@ -12,8 +12,9 @@ from trainyard.inference.dynamic.engine import DynamicEngine
 from trainyard.inference.dynamic.ranks import Follower
 from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.on_ranks import model_on_ranks
+from trainyard.inference.prompts import chat_tokens, prompt_tokens
 from trainyard.inference.request import Request
-from trainyard.inference.texts import TextRequests, chat_tokens, prompt_tokens
+from trainyard.inference.texts import TextRequests
 from trainyard.load_test.workload import PlannedRequest
 
 

@@ -40,6 +40,7 @@ from trainyard.load_test.workload import (
     trace_requests,
 )
 from trainyard.parallel.device import device_name
+from trainyard.serving.engine_side import engine_in_thread
 from trainyard.serving.service import EngineService
 from trainyard.tokenizers.base import Tokenizer
 
@@ -151,13 +152,19 @@ async def _measure_engine(
 ) -> tuple[LoadTestResult, dict[str, Any]]:
     """The result, and what was measured."""
     workload = Workload(config, here.generator.tokenizer)
-    service = EngineService(here.engine, max_queued=MAX_REQUESTS)
-    service.start()
-    try:
-        target = EngineTarget(service, EngineRequests(config, here.generator))
-        result = await _measure(config, stage, workload, target)
-    finally:
-        await service.stop()
+    with engine_in_thread(here.engine, here.generator.tokenizer) as connection:
+        service = EngineService(
+            connection,
+            max_tokens=here.engine.max_tokens,
+            max_queued=MAX_REQUESTS,
+            stats=here.engine.stats(),
+        )
+        await service.start()
+        try:
+            target = EngineTarget(service, EngineRequests(config, here.generator))
+            result = await _measure(config, stage, workload, target)
+        finally:
+            await service.stop()
     stats = here.engine.stats()
     about = described(config, result, "the dynamic engine", str(config.load))
     about |= {"device": device_name(here.generator.model.device), "blocks": stats.blocks_total}

@@ -21,10 +21,10 @@ from trainyard.inference.log_probs import OnToken
 from trainyard.inference.measure import request_timing, throughput
 from trainyard.inference.on_ranks import model_on_ranks
 from trainyard.inference.padded import PaddedDecoder
-from trainyard.inference.prompts import read_prompts
+from trainyard.inference.prompts import chat_tokens, prompt_tokens, read_prompts
 from trainyard.inference.request import Completion
 from trainyard.inference.static import GenerationResult, check_room, run_requests
-from trainyard.inference.texts import TextRequests, build_decoder, chat_tokens, prompt_tokens
+from trainyard.inference.texts import TextRequests, build_decoder
 from trainyard.logging import printable
 from trainyard.models.init import named_generator
 from trainyard.parallel.device import device_name, peak_memory_bytes

@@ -18,10 +18,10 @@ from trainyard.inference.beam import beam_search
 from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.neighbors import NeighborDecoder
 from trainyard.inference.on_ranks import model_on_ranks
-from trainyard.inference.prompts import Prompt, read_prompts
+from trainyard.inference.prompts import Prompt, chat_tokens, prompt_tokens, read_prompts
 from trainyard.inference.request import Completion
 from trainyard.inference.static import run_requests
-from trainyard.inference.texts import TextRequests, build_decoder, chat_tokens, prompt_tokens
+from trainyard.inference.texts import TextRequests, build_decoder
 from trainyard.logging import printable
 from trainyard.models.retro.model import RetroModel
 from trainyard.parallel.groups import (

@@ -16,7 +16,7 @@ from trainyard.inference.config import check_length
 from trainyard.inference.dynamic.build import check_family
 from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.on_ranks import model_on_ranks
-from trainyard.inference.texts import prompt_tokens
+from trainyard.inference.prompts import prompt_tokens
 from trainyard.models.init import named_generator
 from trainyard.parallel.device import device_name
 

@@ -27,8 +27,15 @@ def die_with_parent() -> None:
 
     For ranks: they write under their parent's claim, which another run takes over."""
     parent = os.getppid()
+    if parent == 1:
+        os._exit(128 + signal.SIGTERM)  # the parent died, and the system adopted this process
+    die_with(parent)
+
+
+def die_with(parent: int) -> None:
+    """The same for a child that knows its parent, which in a container may be process 1."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != parent:
         os._exit(128 + signal.SIGTERM)  # the parent died before the call
 
 

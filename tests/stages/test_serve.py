@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,19 +18,23 @@ from typing import IO, Any
 
 import httpx
 import pytest
+import torch
 
 from stages.generate.config import GenerateConfig
 from stages.generate.run import run
 from stages.serve.config import ServeConfig
-from stages.serve.run import build
+from stages.serve.engine import build
 from tests.stages.directly import run_directly, run_program
 from tests.stages.test_generate import HYBRID
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from tests.trainyard.inference.small_models import build as small_model
-from tests.trainyard.serving.running import loaded_of
+from tests.trainyard.serving.running import loaded_of, running
 from trainyard.config import from_dict
 from trainyard.errors import ConfigError
+from trainyard.inference.dynamic.build import build_engine
+from trainyard.inference.dynamic.config import DynamicConfig
 from trainyard.inference.dynamic.engine import DynamicEngine
+from trainyard.inference.load import load_on_ranks
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.serving.batch_engine import BatchEngine
 
@@ -193,11 +198,80 @@ def test_ranks_serve_the_same_text_and_end_together(
 def test_a_rank_that_dies_ends_the_server(checkpoint: str) -> None:
     words = ("--nproc-per-node", "2", "--tensor-model-parallel-size", "2")
     with served("--load", checkpoint, *words) as found:
-        children = Path(f"/proc/{found.process.pid}/task/{found.process.pid}/children")
-        ranks = [int(pid) for pid in children.read_text().split()]
+        ranks = children(found.process.pid)
         follower = next(pid for pid in ranks if b"RANK=1" in _environment(pid))
         os.kill(follower, signal.SIGKILL)
         assert found.process.wait(60) == 3
+
+
+@pytest.mark.slow
+def test_texts_over_the_border_of_the_process_are_those_within_one(
+    checkpoint: str, server: Served
+) -> None:
+    """Sampled, with stop words and scores, several at once: to the last bit of a probability."""
+    generator = load_on_ranks(checkpoint, torch.device("cpu"))
+    fields: dict[str, Any] = {"prompt": ["the yard", "a", "signal"], "max_tokens": 12, "seed": 5}
+    fields |= {"n": 2, "best_of": 3, "logprobs": 3, "echo": True, "stop": ["q", "zz"], "top_k": 40}
+    fields["temperature"] = 1.0
+    with running(generator, engine=build_engine(generator, DynamicConfig())) as here:
+        expected = here.post("/v1/completions", **fields).json()
+        beams = here.put(prompts=["the yard"], beam_width=3, tokens_to_generate=4).json()
+    found = httpx.post(f"{server.url}/v1/completions", json=fields, timeout=60).json()
+    assert found["choices"] == expected["choices"]
+    assert found["usage"] == expected["usage"]
+    body = {"prompts": ["the yard"], "beam_width": 3, "tokens_to_generate": 4}
+    assert httpx.put(f"{server.url}/api", json=body, timeout=60).json() == beams
+
+
+def test_the_process_that_listens_loads_no_torch() -> None:
+    code = "import sys, stages.serve.run; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@contextmanager
+def streaming(server: Served) -> Iterator[Iterator[str]]:
+    """The lines of a long answer that has begun."""
+    body = {"prompt": "a", "max_tokens": 60, "n": 20, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as reply:
+        lines = (line for line in reply.iter_lines() if line)
+        next(lines)
+        yield lines
+
+
+@pytest.mark.slow
+def test_a_killed_engine_ends_every_request_and_the_server_at_once(checkpoint: str) -> None:
+    with served("--load", checkpoint) as found, streaming(found) as lines:
+        (engine,) = children(found.process.pid)
+        os.kill(engine, signal.SIGKILL)
+        began = time.monotonic()
+        assert "its process was killed by SIGKILL" in list(lines)[-1]
+        assert found.process.wait(60) == 3
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.slow
+def test_a_killed_server_leaves_no_engine(checkpoint: str) -> None:
+    with served("--load", checkpoint) as found, streaming(found) as lines:
+        (engine,) = children(found.process.pid)
+        os.kill(found.process.pid, signal.SIGKILL)
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(lines)
+        deadline = time.monotonic() + 10
+        while is_running(engine):
+            assert time.monotonic() < deadline, "the engine lives on"
+            time.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie that nobody has asked for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -259,3 +333,15 @@ def test_the_client_says_that_nobody_answers() -> None:
         patch.setattr("builtins.input", lambda text: "1")
         done = run_program("stages.generate", "127.0.0.1:1", expect=3)
     assert "http://127.0.0.1:1/api does not answer" in done.err
+
+
+def test_a_model_that_the_engine_cannot_load_is_refused_before_the_server_answers(
+    checkpoint: str,
+) -> None:
+    words = ("--load", checkpoint, "--inference-dynamic-batching-num-cuda-graphs", "4")
+    words += ("--port", "0", "--device", "cuda")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    done = run_program("stages.serve", *words, expect=2)
+    assert "--device cuda" in done.err
+    assert "is served at" not in done.err

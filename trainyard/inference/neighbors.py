@@ -11,34 +11,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainyard.errors import ConfigError
 from trainyard.inference.config import GREEDY, SamplingConfig, check_length
 from trainyard.inference.decoders import Start
 from trainyard.inference.log_probs import score
 from trainyard.inference.request import Request
 from trainyard.inference.static import run_requests
 from trainyard.models.retro.chunks import Neighbors
-from trainyard.models.retro.config import RetroConfig
 from trainyard.models.retro.model import RetroModel
 
 PADDING = 0
-
-
-def check_counts(config: RetroConfig, chunks: Sequence[Sequence[object]], length: int) -> None:
-    """Refuse neighbours of chunks that a text of this many tokens does not have, and more
-    neighbours than the model takes."""
-    whole = length // config.retro_chunk_length
-    if not chunks or len(chunks) > whole:
-        raise ConfigError(
-            f"neighbours of {len(chunks)} chunks were given, and a text of {length} tokens has "
-            f"{whole} whole chunks of {config.retro_chunk_length}; give at most as many"
-        )
-    count = config.retro_num_neighbors
-    if (most := max(map(len, chunks))) > count:
-        raise ConfigError(
-            f"{most} neighbours of a chunk were given, and the model takes {count} "
-            "(--retro-num-neighbors); leave the last ones out"
-        )
 
 
 def neighbors_of_texts(
@@ -49,7 +30,7 @@ def neighbors_of_texts(
     chunks: for each chunk its neighbours, at most --retro-num-neighbors; longer ones are cut to
     the tokens of a neighbour. length: tokens of the text. ConfigError for neighbours of chunks that
     it does not have."""
-    check_counts(model.config, chunks, length)
+    model.config.neighbor_shape().check_counts(chunks, length)
     count, size = model.config.retro_num_neighbors, model.config.retrieved_length
     tokens = torch.full((1, len(chunks), count, size), PADDING, dtype=torch.int64)
     lengths = torch.zeros((1, len(chunks), count), dtype=torch.int64)

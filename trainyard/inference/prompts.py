@@ -1,5 +1,5 @@
-"""The prompts of a run, from the command line or a file, each with what it says about itself. No
-torch."""
+"""The prompts of a run, from the command line or a file, each with what it says about itself, and
+their tokens. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from trainyard import json_text
 from trainyard.artifacts.inputs import read_checked
-from trainyard.errors import DataError
+from trainyard.errors import ConfigError, DataError
+from trainyard.tokenizers.base import Tokenizer
 
 NEIGHBORS = "neighbors"
 """Key of a line: for each chunk of the prompt a list of the texts of its neighbours, for a
@@ -74,3 +75,26 @@ def _value(document: Any, key: str) -> Any:
     for name in (key,) if isinstance(document, dict) and key in document else key.split("."):
         document = document.get(name) if isinstance(document, dict) else None
     return document
+
+
+def prompt_tokens(tokenizer: Tokenizer, text: str, *, add_bos: bool = False) -> list[int]:
+    """A prompt as tokens. An empty one is the token that begins or ends documents."""
+    bos = getattr(tokenizer, "bos", None)
+    first = tokenizer.eod if bos is None else int(bos)
+    tokens = tokenizer.encode(text)
+    if not tokens or (add_bos and tokens[0] != first):
+        return [first, *tokens]
+    return tokens
+
+
+def chat_tokens(tokenizer: Any, text: str) -> list[int]:
+    """A conversation of one user's turn, and what invites the model to answer it."""
+    lay_out = getattr(tokenizer, "tokenize_conversation", None)
+    if lay_out is None:
+        raise ConfigError(
+            f"--chat: the checkpoint's tokenizer ({tokenizer.config.tokenizer_type}) has no format "
+            "of conversations, so the model was not tuned on any; leave it out"
+        )
+    turns = [{"role": "user", "content": text}]
+    ids: list[int] = lay_out(turns, return_target=False, add_generation_prompt=True).tolist()
+    return ids

@@ -1,12 +1,8 @@
-"""From texts to requests, and from completions to texts.
-
-Stop words are found in the text and not in the tokens, since a tokenizer may join the end of a word
-with what follows."""
+"""From texts to requests, and from completions to texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,87 +12,10 @@ from trainyard.inference.config import OutputConfig, SamplingConfig, check_lengt
 from trainyard.inference.decoders import CachedDecoder, Decoder, EncoderDecoder
 from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.request import Completion, Request, TopTokens
+from trainyard.inference.stop_words import LineEnds, StopWords
 from trainyard.models.config import TransformerConfig
 from trainyard.models.t5.model import T5Model
 from trainyard.parallel.device import check_memory
-from trainyard.tokenizers.base import Tokenizer
-
-INCOMPLETE = "\ufffd"
-"""Decoded from the first bytes of a character."""
-
-EMPTY_TOKENS = 8
-"""Tokens that may decode to nothing within a stop word."""
-
-
-class StopWords:
-    """Whether an output ends with a text that holds a stop word, and the text before it."""
-
-    def __init__(self, tokenizer: Tokenizer, words: Sequence[str]) -> None:
-        self._decode, self._words = tokenizer.decode, tuple(words)
-        # A token other than an empty one has at least a byte.
-        self._reach = max(len(word.encode()) for word in words) + EMPTY_TOKENS
-
-    def __call__(self, tokens: Sequence[int]) -> bool:
-        """Whether the last token completes a stop word."""
-        return self._begin(tokens[-self._reach :]) is not None
-
-    def cut(self, tokens: Sequence[int]) -> str:
-        """The text of an output without the stop word that its last token completed."""
-        text = self._decode(list(tokens))
-        begin = self._begin(tokens)
-        return text if begin is None else text[:begin]
-
-    def _begin(self, tokens: Sequence[int]) -> int | None:
-        """Where the first stop word that the last token completed begins in the text."""
-        before = len(self._decode(list(tokens[:-1])).rstrip(INCOMPLETE))
-        return find_stop(self._decode(list(tokens)), before, self._words)
-
-
-def find_stop(text: str, before: int, words: Sequence[str]) -> int | None:
-    """Where the first of the words begins that ends behind the first `before` characters."""
-    places = (text.find(word, max(before - len(word) + 1, 0)) for word in words)
-    return min((place for place in places if place >= 0), default=None)
-
-
-class LineEnds:
-    """The tokens that may not follow a token with --prevent-newline-after-colon: behind a colon,
-    those whose text begins with the end of a line."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def __call__(self, token: int) -> Sequence[int]:
-        """Those that may not follow this one."""
-        return self._banned if self._tokenizer.decode([token]).endswith(":") else ()
-
-    @cached_property
-    def _banned(self) -> tuple[int, ...]:
-        decode = self._tokenizer.decode
-        ids = range(self._tokenizer.vocab_size)
-        return tuple(token for token in ids if decode([token]).startswith("\n"))
-
-
-def prompt_tokens(tokenizer: Tokenizer, text: str, *, add_bos: bool = False) -> list[int]:
-    """A prompt as tokens. An empty one is the token that begins or ends documents."""
-    bos = getattr(tokenizer, "bos", None)
-    first = tokenizer.eod if bos is None else int(bos)
-    tokens = tokenizer.encode(text)
-    if not tokens or (add_bos and tokens[0] != first):
-        return [first, *tokens]
-    return tokens
-
-
-def chat_tokens(tokenizer: Any, text: str) -> list[int]:
-    """A conversation of one user's turn, and what invites the model to answer it."""
-    lay_out = getattr(tokenizer, "tokenize_conversation", None)
-    if lay_out is None:
-        raise ConfigError(
-            f"--chat: the checkpoint's tokenizer ({tokenizer.config.tokenizer_type}) has no format "
-            "of conversations, so the model was not tuned on any; leave it out"
-        )
-    turns = [{"role": "user", "content": text}]
-    ids: list[int] = lay_out(turns, return_target=False, add_generation_prompt=True).tolist()
-    return ids
 
 
 class TextRequests:

@@ -1,8 +1,11 @@
-"""How many tokens a sample retrieves. Standard library only."""
+"""How many tokens a sample retrieves. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from trainyard.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +28,18 @@ class NeighborShape:
     def retrieved_length(self) -> int:
         """Tokens of a neighbour, padding included."""
         return self.num_retrieved_chunks * self.chunk_length
+
+    def check_counts(self, chunks: Sequence[Sequence[object]], length: int) -> None:
+        """Refuse neighbours of chunks that a text of this many tokens does not have, and more
+        neighbours of a chunk than the model takes."""
+        whole = length // self.chunk_length
+        if not chunks or len(chunks) > whole:
+            raise ConfigError(
+                f"neighbours of {len(chunks)} chunks were given, and a text of {length} tokens has "
+                f"{whole} whole chunks of {self.chunk_length}; give at most as many"
+            )
+        if (most := max(map(len, chunks))) > self.num_neighbors:
+            raise ConfigError(
+                f"{most} neighbours of a chunk were given, and the model takes "
+                f"{self.num_neighbors} (--retro-num-neighbors); leave the last ones out"
+            )

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 
 from trainyard.errors import ConfigError
 from trainyard.inference.request import TopTokens
-from trainyard.inference.texts import INCOMPLETE
+from trainyard.inference.stop_words import INCOMPLETE
 from trainyard.serving.access import note
 from trainyard.serving.chat_format import ChatFormat
 from trainyard.serving.disconnect import unless_gone

@@ -11,8 +11,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from trainyard.inference.prompts import prompt_tokens
 from trainyard.inference.request import TopTokens
-from trainyard.inference.texts import prompt_tokens
 from trainyard.serving.access import note
 from trainyard.serving.disconnect import unless_gone
 from trainyard.serving.errors import bad_request

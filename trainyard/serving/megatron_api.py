@@ -13,9 +13,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
-from trainyard.inference.beam import beam_search
 from trainyard.inference.config import SamplingConfig
-from trainyard.inference.texts import build_decoder, prompt_tokens
+from trainyard.inference.prompts import prompt_tokens
 from trainyard.serving.access import note
 from trainyard.serving.disconnect import unless_gone
 from trainyard.serving.errors import bad_request
@@ -183,9 +182,7 @@ def sampling_of(served: ServedModel, fields: MegatronFields) -> SamplingConfig:
 
 async def searched(served: ServedModel, fields: MegatronFields) -> dict[str, Any]:
     """The answer by beam search, which the engine waits for: it runs between two of its steps."""
-    generator, width = served.generator, fields.beam_width
-    assert width is not None
-    if generator is None or generator.groups.world is not None:
+    if served.num_ranks > 1:
         raise bad_request("beam_width needs a model on one rank; leave it out", "beam_width")
     ((prompt,), end) = await _prompts(served, fields), _end(served, fields)
     count, most = max(fields.tokens_to_generate, 1), served.service.max_tokens
@@ -194,19 +191,9 @@ async def searched(served: ServedModel, fields: MegatronFields) -> dict[str, Any
             f"the prompt has {len(prompt)} tokens and {count} are to be generated, and the model "
             f"takes {most} together; shorten one"
         )
-
-    def search() -> list[tuple[float, list[int]]]:
-        found = beam_search(
-            build_decoder(generator, width, len(prompt), count),
-            prompt,
-            count,
-            width=width,
-            length_penalty=fields.length_penalty,
-            end=end,
-        )
-        return [(text.score, text.tokens) for text in found]
-
-    found = await served.service.run_alone(search)
+    arguments = {"prompt": prompt, "count": count, "width": fields.beam_width, "end": end}
+    arguments["length_penalty"] = fields.length_penalty
+    found: list[tuple[float, list[int]]] = await served.call("beam_search", arguments)
     decode = served.tokenizer.decode
     texts = [fields.prompts[0] + decode([t for t in tokens if t != end]) for _, tokens in found]
     answer = _answer(served, texts, [[*prompt, *tokens] for _, tokens in found])

@@ -12,12 +12,14 @@ from typing import Any
 
 from trainyard.inference.config import SamplingConfig
 from trainyard.inference.request import FinishReason, Request, TopTokens
-from trainyard.inference.texts import INCOMPLETE, LineEnds, StopWords
+from trainyard.inference.stop_words import INCOMPLETE, LineEnds, StopWords
+from trainyard.retrieval.shape import NeighborShape
 from trainyard.serving.config import DefaultsConfig, LimitConfig
 from trainyard.serving.errors import bad_request
 from trainyard.serving.metrics import Metrics
-from trainyard.serving.service import EngineService, Piece, Stream
+from trainyard.serving.service import EngineService, Stream
 from trainyard.serving.text_stream import TextStream
+from trainyard.serving.wire import Piece
 from trainyard.tokenizers.base import Tokenizer
 
 MAX_SEED = 2**31 - 1
@@ -34,12 +36,24 @@ class ServedModel:
     service: EngineService
     limits: LimitConfig
     defaults: DefaultsConfig
-    generator: Any = None
-    """The `ModelOnRanks`, for what the engine does not do; None: it is not done."""
-    continues: bool = True
-    """Whether an output continues its prompt; that of a T5 answers it."""
+    kind: str = "gpt"
+    """Family of the model."""
+    num_ranks: int = 1
+    """That share the model; what the engine is called for beside requests needs it on one."""
+    neighbors: NeighborShape | None = None
+    """What a Retro takes beside a prompt."""
     created: int = 0
     """Seconds since 1970 at which it was loaded."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether an output continues its prompt; that of a T5 answers it."""
+        return self.kind != "t5"
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """See `EngineService.call`; TimeoutError after the time of a request."""
+        async with asyncio.timeout(self.limits.request_timeout_seconds):
+            return await self.service.call(name, arguments)
 
     @cached_property
     def metrics(self) -> Metrics:

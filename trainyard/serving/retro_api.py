@@ -1,20 +1,21 @@
 """POST /v1/retro/completions: a Retro continues a prompt with given neighbours of its chunks.
 
 The client retrieves: it sends the neighbours as texts or tokens. `inference.neighbors` has the
-arithmetic. The engine waits meanwhile, as for beam search."""
+arithmetic. Other requests wait meanwhile, as for beam search."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, StrictInt, StrictStr
 
-from trainyard.inference.neighbors import check_counts, generate_with_neighbors
-from trainyard.inference.texts import prompt_tokens
+from trainyard.inference.prompts import prompt_tokens
+from trainyard.retrieval.shape import NeighborShape
 from trainyard.serving.access import note
 from trainyard.serving.disconnect import unless_gone
 from trainyard.serving.errors import bad_request
@@ -87,12 +88,12 @@ def retro_router(served: ServedModel) -> APIRouter:
 async def answer(served: ServedModel, fields: RetroFields) -> dict[str, Any]:
     """The text. RequestError or ConfigError for another model, and for neighbours or lengths that
     the model does not take."""
-    generator = _retro(served)
+    shape = _neighbors(served)
     shared = GenerationFields(**fields.model_dump(include=SHARED))
     check_common(served, shared)
     sampling = sampling_of(served, shared)
     prompt = await _tokens(served, fields.prompt, "prompt")
-    check_counts(generator.config, fields.neighbors, len(prompt))  # before a million are encoded
+    shape.check_counts(fields.neighbors, len(prompt))  # before a million are encoded
     chunks = [
         [await _tokens(served, one, "neighbors") for one in chunk] for chunk in fields.neighbors
     ]
@@ -102,34 +103,21 @@ async def answer(served: ServedModel, fields: RetroFields) -> dict[str, Any]:
             f"the prompt has {len(prompt)} tokens and {fields.max_tokens} are to be generated, and "
             f"the model takes {most} together; shorten one"
         )
-
-    def work() -> list[int]:
-        return generate_with_neighbors(
-            generator.model,
-            prompt,
-            chunks,
-            fields.max_tokens,
-            sampling=sampling,
-            eod=served.end_token,
-            vocab_size=served.tokenizer.vocab_size,
-        )
-
-    made = await served.service.run_alone(work)
+    arguments = {"prompt": prompt, "chunks": chunks, "count": fields.max_tokens}
+    made = await served.call("with_neighbors", arguments | {"sampling": asdict(sampling)})
     return _document(served, len(prompt), made)
 
 
-def _retro(served: ServedModel) -> Any:
-    """The `ModelOnRanks`. RequestError if it is no Retro, or on several ranks."""
-    generator = served.generator
-    kind = None if generator is None else generator.config.model_type
-    if generator is None or kind != "retro":
+def _neighbors(served: ServedModel) -> NeighborShape:
+    """What the model takes. RequestError if it is no Retro, or on several ranks."""
+    if served.neighbors is None:
         raise bad_request(
-            f"{PATH} is for a Retro, and {served.name} is a {kind or 'model of another kind'}, "
-            "which has no neighbours; put contexts in the prompt of /v1/completions"
+            f"{PATH} is for a Retro, and {served.name} is a {served.kind}, which has no "
+            "neighbours; put contexts in the prompt of /v1/completions"
         )
-    if generator.groups.world is not None:
+    if served.num_ranks > 1:
         raise bad_request(f"{PATH} needs a model on one rank; start another server for it")
-    return generator
+    return served.neighbors
 
 
 async def _tokens(served: ServedModel, given: str | list[int], name: str) -> list[int]:

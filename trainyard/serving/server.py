@@ -91,7 +91,7 @@ class Server(uvicorn.Server):
         started: is called with the address."""
         loop = asyncio.get_running_loop()
         self._service.on_failure = lambda: setattr(self, "should_exit", True)
-        self._service.start()
+        await self._service.start()
         for number in signals:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
@@ -101,8 +101,7 @@ class Server(uvicorn.Server):
             for number in signals:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)  # already ending
-            if self._service.failure is None:
-                await self._service.stop()
+            await self._service.stop()
         if self._service.failure is not None:
             raise self._service.failure
 

@@ -1,31 +1,33 @@
-"""An engine in a thread of its own, and requests of one event loop on it.
+"""Requests of an event loop on an engine at the other end of a connection.
 
-The thread alone touches the engine. Commands come to it by a queue; what a step made goes back to
-the loop in one call per step. If the engine raises, every open request gets the error, and
-`on_failure` is called: an engine that failed is not used again."""
+What a step made comes in one message. If the engine fails or its process is gone, every open
+request gets an error, and `on_failure` is called: an engine that failed is not used again. No
+torch."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import queue
-import threading
+import itertools
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from typing import Any
 
 from trainyard.errors import InfrastructureError, TrainyardError
-from trainyard.inference.engine import Engine, EngineStats, Update
-from trainyard.inference.request import BrokenOutputError, FinishReason, Request, TopTokens
+from trainyard.inference.engine import EngineStats
+from trainyard.inference.request import Request
+from trainyard.serving.wire import (
+    Frames,
+    Piece,
+    Report,
+    decoded_error,
+    decoded_piece,
+    decoded_stats,
+    encoded_request,
+    framed,
+)
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-IDLE_SECONDS = 1.0
-"""Between steps without work, by which ranks that follow know that the first one is alive."""
+STOP_SECONDS = 10.0
 
 
 class QueueFullError(TrainyardError):
@@ -34,34 +36,6 @@ class QueueFullError(TrainyardError):
 
 class EngineFailedError(InfrastructureError):
     """The engine has ended with an error."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Piece:
-    """What a step added to an output. A copy: the engine continues the completion."""
-
-    tokens: list[int]
-    log_probs: list[float]
-    """Of these tokens; empty unless asked for, as `top`."""
-    top: list[TopTokens]
-    finish_reason: FinishReason | None
-    prompt_log_probs: list[float]
-    """In the first piece of a request that asks for them, as `prompt_top`."""
-    prompt_top: list[TopTokens]
-
-    def then(self, later: Piece) -> Piece:
-        """This piece and the next one of the same request as one, in the lists of this one."""
-        self.tokens.extend(later.tokens)
-        self.log_probs.extend(later.log_probs)
-        self.top.extend(later.top)
-        return Piece(
-            tokens=self.tokens,
-            log_probs=self.log_probs,
-            top=self.top,
-            finish_reason=later.finish_reason,
-            prompt_log_probs=self.prompt_log_probs,
-            prompt_top=self.prompt_top,
-        )
 
 
 class Stream:
@@ -135,57 +109,55 @@ class Stream:
             waiting.set_result(None)
 
 
-@dataclass(slots=True, eq=False)
-class _Row:
-    """One request, for the engine's thread."""
-
-    stream: Stream
-    index: int
-    number: int | None = None
-    """That the engine gave it; None before it is added and after its end."""
-    is_first: bool = True
-    """Whether it has no piece yet."""
-
-
-Delivery = Sequence[tuple[_Row, Piece | Exception]]
-
-
 class EngineService:
-    """Requests of an event loop on an engine; `start` and all but the thread run on that loop."""
+    """Requests of an event loop on an engine, whose `EngineSide` has the other end."""
 
-    def __init__(self, engine: Engine, *, max_queued: int) -> None:
-        """max_queued: requests that may wait for their turn."""
-        self._engine, self._max_queued = engine, max_queued
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._rows: dict[int, _Row] = {}
-        self._refused: list[tuple[_Row, Exception]] = []
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._is_ending = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.max_tokens = engine.max_tokens
-        self.stats: EngineStats = engine.stats()
+    def __init__(
+        self, connection: socket.socket, *, max_tokens: int, max_queued: int, stats: EngineStats
+    ) -> None:
+        """max_tokens: of a prompt with its output. max_queued: requests that may wait for their
+        turn. stats: the engine's before it began."""
+        self._connection, self._max_queued = connection, max_queued
+        self.max_tokens = max_tokens
+        self.stats = stats
         """Of the last step."""
-        self._sent_stats = self.stats
+        self._transport: asyncio.Transport | None = None
+        self._commands: list[list[Any]] = []
+        """That go in one message, once the loop has run what is ready."""
+        self._numbers = itertools.count()
+        self._rows: dict[int, tuple[Stream, int]] = {}
+        """Requests that have not ended: the stream of each, and its place there."""
+        self._calls: dict[int, asyncio.Future[Any]] = {}
         self._open: set[Stream] = set()
-        self.failure: BaseException | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._is_stopping = False
+        self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
+        self.why_gone: Callable[[], str] = lambda: "it has closed its connection"
+        """What became of an engine that ended without a word."""
 
-    # --- on the loop --------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start the engine's thread."""
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
+    async def start(self) -> None:
+        """Begin to talk to the engine."""
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        self._transport, _ = await loop.create_connection(
+            lambda: _Receiver(self), sock=self._connection
+        )
 
     async def stop(self) -> None:
-        """End the thread; requests that are open get no more."""
-        self._commands.put(self._end)
-        await asyncio.to_thread(self._thread.join)
+        """End the engine, and wait for that, but not for a long call; requests that are open get no
+        more."""
+        assert self._ended is not None
+        assert self._transport is not None
+        self._is_stopping = True
+        self._send(["end"])
+        await asyncio.wait([self._ended], timeout=STOP_SECONDS)
+        self._transport.close()
 
     @property
     def is_alive(self) -> bool:
         """Whether the engine runs."""
-        return self.failure is None and self._thread.is_alive()
+        return self.failure is None and not self._is_stopping
 
     @property
     def num_open(self) -> int:
@@ -194,8 +166,8 @@ class EngineService:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a stream has no reader."""
-        return not self._open
+        """Whether nobody waits for anything."""
+        return not self._open and not self._calls
 
     @contextmanager
     def open(
@@ -213,140 +185,115 @@ class EngineService:
             )
 
         def cancel() -> None:
-            for row in rows:
-                self._commands.put(partial(self._cancel, row))
+            for number in numbers:
+                if self._rows.pop(number, None) is not None:
+                    self._send(["cancel", number])
 
         stream = Stream(len(requests), cancel, wakes_at_ends=wakes_at_ends)
-        rows = [_Row(stream, index) for index in range(len(requests))]
+        numbers = [next(self._numbers) for _ in requests]
         self._open.add(stream)
-        for row, request in zip(rows, requests, strict=True):
-            self._commands.put(partial(self._add, row, request, priority))
+        for index, (number, request) in enumerate(zip(numbers, requests, strict=True)):
+            self._rows[number] = (stream, index)
+            self._send(["add", number, encoded_request(request), priority])
         try:
             yield stream
         finally:
             self._open.remove(stream)
             cancel()
 
+    async def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """The result of one of the engine's `Calls`, or its error; requests wait meanwhile."""
+        self._check_alive()
+        number = next(self._numbers)
+        future = self._calls[number] = asyncio.get_running_loop().create_future()
+        self._send(["call", number, name, arguments])
+        try:
+            return await future
+        finally:
+            if self._calls.pop(number, None) is not None:
+                self._send(["drop", number])
+
     def give_up(self) -> None:
         """End every open request with an EngineFailedError."""
-        for stream in self._open:
-            stream.fail(EngineFailedError("the server has ended before this text was complete"))
-
-    async def run_alone(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, run between two steps; others wait meanwhile."""
-        self._check_alive()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def give(result: T | None, error: Exception | None) -> None:
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
-
-        def command() -> None:
-            if future.cancelled():
-                return
-            try:
-                result = work()
-            except Exception as error:
-                loop.call_soon_threadsafe(give, None, error)
-            else:
-                loop.call_soon_threadsafe(give, result, None)
-
-        self._commands.put(command)
-        return await future
+        self._end_all("the server has ended before this text was complete")
 
     def _check_alive(self) -> None:
         if not self.is_alive:
-            raise EngineFailedError(f"the engine has ended: {self.failure or 'it was stopped'}")
+            raise EngineFailedError(self._end_of_engine)
 
-    def _dispatch(self, delivery: Delivery, stats: EngineStats) -> None:
-        self.stats = stats
-        for row, piece in delivery:
-            if isinstance(piece, Exception):
-                row.stream.fail(piece)
-            else:
-                row.stream.put(row.index, piece)
+    @property
+    def _end_of_engine(self) -> str:
+        error = self.failure
+        if isinstance(error, EngineFailedError):
+            return str(error)
+        why = "it was stopped" if error is None else f"{type(error).__name__}: {error}"
+        return f"the engine has ended: {why}"
 
-    def _take_failure(self, error: BaseException, rows: Sequence[_Row]) -> None:
-        self.failure = error
-        for row in rows:
-            message = f"the engine has ended: {type(error).__name__}: {error}"
-            row.stream.fail(EngineFailedError(message))
-        self.on_failure()
+    def _end_all(self, message: str) -> None:
+        for stream in self._open:
+            stream.fail(EngineFailedError(message))
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineFailedError(message))
 
-    # --- in the engine's thread ---------------------------------------------------------------
+    def _send(self, command: list[Any]) -> None:
+        if not self._commands:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._commands.append(command)
 
-    def _run(self) -> None:
-        assert self._loop is not None
-        try:
-            while not self._is_ending:
-                self._take_commands()
-                updates = [] if self._is_ending else self._engine.step()
-                delivery: Delivery = [*self._refused, *self._pieces(updates)]
-                self._refused.clear()
-                stats = self._engine.stats()
-                if delivery or stats != self._sent_stats:  # a request may also have been cancelled
-                    self._sent_stats = stats
-                    self._loop.call_soon_threadsafe(self._dispatch, delivery, stats)
-        except BaseException as error:
-            log.exception("the engine failed")
-            waiting = [*self._rows.values(), *(row for row, _ in self._refused)]
-            self._loop.call_soon_threadsafe(self._take_failure, error, waiting)
+    def _flush(self) -> None:
+        commands, self._commands = self._commands, []
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.write(framed(commands))
 
-    def _take_commands(self) -> None:
-        """Run all commands, and wait for one if there is nothing to compute."""
-        try:
-            if not self._engine.has_work():
-                self._commands.get(timeout=IDLE_SECONDS)()
-            while True:
-                self._commands.get_nowait()()
-        except queue.Empty:
-            return
+    def take(self, report: Report) -> None:
+        """Called with what the engine says."""
+        if "stats" in report:
+            self.stats = decoded_stats(report["stats"])
+        for number, *piece in report.get("pieces", ()):
+            if (row := self._rows.get(number)) is not None:
+                found = decoded_piece(piece)
+                if found.finish_reason is not None:
+                    del self._rows[number]
+                row[0].put(row[1], found)
+        for number, error in report.get("refused", ()):
+            if (row := self._rows.pop(number, None)) is not None:
+                row[0].fail(decoded_error(error))
+        for number, result in report.get("results", ()):
+            if (future := self._calls.pop(number, None)) is not None and not future.done():
+                future.set_result(result)
+        for number, error in report.get("failed_calls", ()):
+            if (future := self._calls.pop(number, None)) is not None and not future.done():
+                future.set_exception(decoded_error(error))
+        if "failure" in report:
+            self._fail(decoded_error(report["failure"]))
 
-    def _end(self) -> None:
-        self._is_ending = True
+    def lose(self) -> None:
+        """Called when the connection is gone."""
+        assert self._ended is not None
+        self._ended.set_result(None)
+        if not self._is_stopping:
+            self._fail(EngineFailedError(f"the engine has ended: {self.why_gone()}"))
 
-    def _add(self, row: _Row, request: Request, priority: int) -> None:
-        try:
-            row.number = self._engine.add(request, priority=priority)
-        except TrainyardError as error:
-            self._refused.append((row, error))
-        else:
-            self._rows[row.number] = row
-
-    def _cancel(self, row: _Row) -> None:
-        if row.number is not None:
-            self._engine.cancel(row.number)
-            del self._rows[row.number]
-            row.number = None
-
-    def _pieces(self, updates: Sequence[Update]) -> Iterator[tuple[_Row, Piece | Exception]]:
-        for update in updates:
-            row = self._rows.get(update.number)
-            if row is None:
-                continue
-            is_first, row.is_first = row.is_first, False
-            if update.completion.is_done:
-                del self._rows[update.number]
-                row.number = None
-            if update.completion.is_broken:
-                yield row, BrokenOutputError()
-            else:
-                yield row, _piece(update, is_first)
+    def _fail(self, error: Exception) -> None:
+        if self.failure is None:
+            self.failure = error
+            self._end_all(self._end_of_engine)
+            self.on_failure()
 
 
-def _piece(update: Update, is_first: bool) -> Piece:
-    """A copy of what is new. is_first: with the scores of the prompt."""
-    completion, begin = update.completion, len(update.completion.tokens) - update.num_new
-    return Piece(
-        tokens=completion.tokens[begin:],
-        log_probs=completion.log_probs[begin:],
-        top=completion.top[begin:],
-        finish_reason=completion.finish_reason,
-        prompt_log_probs=list(completion.prompt_log_probs) if is_first else [],
-        prompt_top=list(completion.prompt_top) if is_first else [],
-    )
+class _Receiver(asyncio.Protocol):
+    """Of the engine's messages."""
+
+    def __init__(self, service: EngineService) -> None:
+        self._service, self._frames = service, Frames()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        for report in self._frames.take(data):
+            self._service.take(report)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See asyncio."""
+        self._service.lose()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trainyard.inference.request import FinishReason
-from trainyard.inference.texts import INCOMPLETE, find_stop
+from trainyard.inference.stop_words import INCOMPLETE, find_stop
 
 CONTEXT_TOKENS = 8
 """Tokens before the new ones that are decoded again: a character has at most 4, and a tokenizer may

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from trainyard.inference.load import ModelOnRanks, load_on_ranks
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.groups import ALONE, ProcessGroups
 from trainyard.serving.config import DefaultsConfig, LimitConfig
+from trainyard.serving.engine_calls import calls_of
+from trainyard.serving.engine_side import engine_in_thread
 from trainyard.serving.outputs import ServedModel
 from trainyard.serving.server import Server, bind
 from trainyard.serving.service import EngineService
@@ -78,21 +81,45 @@ def running(
     **limits: Any,
 ) -> Iterator[Running]:
     """Serve a model until the end of the context."""
-    config = LimitConfig(**limits)
-    served = ServedModel(
+    engine = engine or build_engine(generator, SMALL)
+    with ExitStack() as stack:
+        connection = stack.enter_context(
+            engine_in_thread(engine, generator.tokenizer, calls_of(generator))
+        )
+        served = served_model(generator, engine, connection, defaults, LimitConfig(**limits))
+        server = Server(served, names=OURS, key=key)
+        yield stack.enter_context(_serving(Running(server, served)))
+
+
+def served_model(
+    generator: ModelOnRanks,
+    engine: Engine,
+    connection: socket.socket,
+    defaults: DefaultsConfig | None,
+    limits: LimitConfig,
+) -> ServedModel:
+    kind = generator.config.model_type
+    return ServedModel(
         name=NAME,
         tokenizer=generator.tokenizer,
         end_token=generator.end_token,
-        service=EngineService(
-            engine or build_engine(generator, SMALL), max_queued=config.max_queued_requests
-        ),
-        limits=config,
+        service=service_of(engine, connection, limits.max_queued_requests),
+        limits=limits,
         defaults=defaults or DefaultsConfig(seed=1),
-        generator=generator,
+        kind=kind,
+        neighbors=generator.model.config.neighbor_shape() if kind == "retro" else None,
     )
-    server = Server(served, names=OURS, key=key)
-    listening = bind("127.0.0.1", 0)
-    found, begun = Running(server, served), threading.Event()
+
+
+def service_of(engine: Engine, connection: socket.socket, max_queued: int) -> EngineService:
+    return EngineService(
+        connection, max_tokens=engine.max_tokens, max_queued=max_queued, stats=engine.stats()
+    )
+
+
+@contextmanager
+def _serving(found: Running) -> Iterator[Running]:
+    server, listening, begun = found.server, bind("127.0.0.1", 0), threading.Event()
 
     async def work() -> None:
         found.loop = asyncio.get_running_loop()

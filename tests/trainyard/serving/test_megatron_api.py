@@ -8,9 +8,10 @@ import pytest
 
 from tests.trainyard.serving.running import Running, running
 from trainyard.inference.load import ModelOnRanks
+from trainyard.inference.prompts import prompt_tokens
 from trainyard.inference.request import Request
 from trainyard.inference.static import run_requests
-from trainyard.inference.texts import build_decoder, prompt_tokens
+from trainyard.inference.texts import build_decoder
 from trainyard.serving.config import DefaultsConfig
 
 pytestmark = pytest.mark.slow

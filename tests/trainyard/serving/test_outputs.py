@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.trainyard.serving.test_service import Counting, run
 from trainyard.inference.config import GREEDY
 from trainyard.inference.request import Completion, Request
-from trainyard.inference.texts import StopWords
+from trainyard.inference.stop_words import StopWords
 from trainyard.serving.config import DefaultsConfig, LimitConfig
 from trainyard.serving.outputs import Output, Outputs, ServedModel, TextOptions
 from trainyard.serving.service import EngineService, Piece

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import socket
+import threading
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 import pytest
 
+from tests.trainyard.serving.running import service_of
 from trainyard.errors import ConfigError
 from trainyard.inference.engine import EngineStats, Update
 from trainyard.inference.request import Completion, Request
+from trainyard.serving.engine_side import engine_in_thread
 from trainyard.serving.service import EngineFailedError, EngineService, QueueFullError, Stream
+from trainyard.tokenizers.bytelevel import ByteLevelTokenizer
+from trainyard.tokenizers.config import TokenizerConfig
 
+TOKENIZER = ByteLevelTokenizer(TokenizerConfig(tokenizer_type="ByteLevelTokenizer"))
 ENDLESS = 10**9
 """Tokens of a request that only a cancellation ends, however late it comes."""
 
@@ -60,23 +67,30 @@ class Counting:
         return EngineStats(**(zeros | {"num_running": len(self.running)}))
 
 
+def _refuse() -> None:
+    raise ConfigError("no room")
+
+
+CALLS = {"give": lambda value: value, "refuse": _refuse}
+
+
 def request(first: int, count: int = 3) -> Request:
     return Request(prompt=[first], max_tokens=count)
 
 
-def run(engine: Counting, work: Any, max_queued: int = 8) -> Any:
+def run(engine: Counting, work: Any, max_queued: int = 8, calls: Any = CALLS) -> Any:
     """What `work(service)` returns."""
 
-    async def all_of_it() -> Any:
-        service = EngineService(engine, max_queued=max_queued)
-        service.start()
+    async def all_of_it(connection: socket.socket) -> Any:
+        service = service_of(engine, connection, max_queued)
+        await service.start()
         try:
             return await asyncio.wait_for(work(service), 10)
         finally:
-            if service.failure is None:
-                await service.stop()
+            await service.stop()
 
-    return asyncio.run(all_of_it())
+    with engine_in_thread(engine, TOKENIZER, calls) as connection:
+        return asyncio.run(all_of_it(connection))
 
 
 async def tokens_of(stream: Stream, count: int) -> list[list[int]]:
@@ -104,7 +118,7 @@ def test_what_is_left_is_cancelled_and_nothing_stays_open() -> None:
     async def work(service: EngineService) -> int:
         with service.open([request(1, ENDLESS)]) as stream:
             await anext(stream)
-        await service.run_alone(lambda: None)  # behind the cancellation
+        await service.call("give", {"value": 0})  # behind the cancellation
         return service.num_open
 
     assert run(engine, work) == 0
@@ -155,7 +169,7 @@ def test_a_request_that_the_engine_refuses_hurts_no_other_one() -> None:
     assert run(Counting(), work) == [[7, 8, 9]]
 
 
-def refused(work: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, None]:
+def refused(work: Awaitable[Any]) -> Coroutine[Any, Any, None]:
     async def check() -> None:
         with pytest.raises(EngineFailedError, match="the device is gone"):
             await work
@@ -181,16 +195,50 @@ def test_an_engine_that_fails_fails_every_open_request_and_each_new_one() -> Non
     assert ended == [True]
 
 
-def test_work_between_steps_gets_its_result_or_its_error() -> None:
-    def fails() -> None:
-        raise ValueError("no room")
+def test_calls_between_steps_get_their_result_or_their_error() -> None:
+    async def work(service: EngineService) -> Any:
+        with pytest.raises(ConfigError, match="no room"):
+            await service.call("refuse", {})
+        return await service.call("give", {"value": [1, "a", None, 0.1]})
 
-    async def work(service: EngineService) -> int:
-        with pytest.raises(ValueError, match="no room"):
-            await service.run_alone(fails)
-        return await service.run_alone(lambda: 5)
+    assert run(Counting(), work) == [1, "a", None, 0.1]
 
-    assert run(Counting(), work) == 5
+
+def test_calls_keep_a_server_busy_and_end_with_the_engine() -> None:
+    gate = threading.Event()
+    engine = Counting(fails_at=66)
+
+    async def work(service: EngineService) -> None:
+        calls = [asyncio.ensure_future(service.call("hold", {})) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not service.is_idle
+        with service.open([request(66)]):
+            gate.set()
+            for call in calls:
+                await refused(call)
+        assert service.is_idle
+
+    def hold() -> None:
+        assert gate.wait(10)
+
+    run(engine, work, calls={"hold": hold})
+
+
+def test_an_engine_that_goes_without_a_word_is_noticed() -> None:
+    ours, theirs = socket.socketpair()
+
+    async def work() -> None:
+        service = service_of(Counting(), ours, 8)
+        service.why_gone = lambda: "it was killed"
+        await service.start()
+        with service.open([request(1)]) as stream:
+            theirs.close()
+            with pytest.raises(EngineFailedError, match="the engine has ended: it was killed"):
+                await anext(stream)
+        assert not service.is_alive
+        await service.stop()
+
+    asyncio.run(work())
 
 
 def test_a_slow_reader_gets_what_came_meanwhile_at_once() -> None:

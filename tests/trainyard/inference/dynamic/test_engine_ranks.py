@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from tests.trainyard.inference.dynamic.engines import build_engine, requests_of, run_all
 from tests.trainyard.inference.dynamic.test_engine import SAMPLED, check_same
 from tests.trainyard.inference.small_models import MAMBAS, build, run, some_prompts
+from tests.trainyard.serving.running import service_of
 from trainyard.errors import CommunicationError
 from trainyard.inference.dynamic.engine import DynamicEngine
 from trainyard.inference.dynamic.ranks import BEAT_SECONDS, Follower, Word
@@ -23,8 +25,10 @@ from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import build_groups
 from trainyard.parallel.pipeline.partition import partition
-from trainyard.serving.service import EngineService
+from trainyard.serving.engine_side import engine_in_thread
 from trainyard.testing.pool import RankPool
+from trainyard.tokenizers.bytelevel import ByteLevelTokenizer
+from trainyard.tokenizers.config import TokenizerConfig
 
 
 def engine_of_rank(kind: str, tp: int, pp: int, **options: Any) -> DynamicEngine | Follower:
@@ -114,18 +118,19 @@ def check_served_after_a_pause(timeout_seconds: float) -> None:
     if isinstance(engine, Follower):
         engine.run()
         return
-    service = EngineService(engine, max_queued=1)
 
-    async def work() -> list[int]:
-        service.start()
+    async def work(connection: socket.socket) -> list[int]:
+        service = service_of(engine, connection, 1)
+        await service.start()
         await asyncio.sleep(1.5 * timeout_seconds)
         with service.open(requests_of([prompt], 4)) as stream:
             tokens = [token async for _, piece in stream for token in piece.tokens]
         await service.stop()
         return tokens
 
-    with engine:
-        assert asyncio.run(work()) == expected
+    tokenizer = ByteLevelTokenizer(TokenizerConfig(tokenizer_type="ByteLevelTokenizer"))
+    with engine, engine_in_thread(engine, tokenizer) as connection:
+        assert asyncio.run(work(connection)) == expected
 
 
 @pytest.mark.slow
