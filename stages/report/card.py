@@ -99,7 +99,7 @@ def render(card: Card) -> str:
         recall_rows=recall_rows(card.retrieval),
         retrieval_lead=retrieval_lead(card.retrieval),
         expert_charts=experts.load_charts(card),
-        expert_columns=experts.COLUMNS,
+        expert_columns=experts.load_columns(card),
         expert_rows=experts.load_rows(card),
         samples=[sample_text(sample) for sample in card.samples],
         samples_lead=samples_lead(card),

@@ -13,7 +13,7 @@ from stages.report.retrieval import gather_retrieval
 from stages.report.run_lines import (
     LEDGER,
     TIMINGS,
-    expert_loads,
+    expert_shares,
     saves_of,
     step_lines,
     step_of_line,
@@ -136,7 +136,8 @@ def _training(config: ReportConfig, ancestry: Ancestry, key: str) -> dict[str, A
         steps.add(step_of_line(line, speeds.of(line["step"])))
     return {
         "steps": steps,
-        "expert_loads": expert_loads(line),
+        "expert_loads": expert_shares(line, "layer_loads"),
+        "expert_drops": expert_shares(line, "layer_drops"),
         "options": options_of(checkpoint.config),
         "environment": environment(trained),
         "profiles": profiles_of(key, folder_of(config)),

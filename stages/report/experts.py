@@ -7,6 +7,7 @@ from trainyard.charts import numbers
 from trainyard.charts.line_chart import LineChart, Series, line_chart
 
 COLUMNS = ("layer", "busiest expert", "its load", "idlest expert", "its load")
+DROP_COLUMNS = ("dropped by the busiest", "most dropping expert", "dropped by it")
 
 
 def load_charts(card: Card) -> list[LineChart]:
@@ -34,12 +35,22 @@ def load_charts(card: Card) -> list[LineChart]:
     return [chart for chart in charts if chart is not None]
 
 
+def load_columns(card: Card) -> tuple[str, ...]:
+    """Names of the columns of `load_rows`."""
+    return COLUMNS + DROP_COLUMNS if card.expert_drops else COLUMNS
+
+
 def load_rows(card: Card) -> list[list[str]]:
-    """For each layer its busiest and its idlest expert in the last step, by `COLUMNS`."""
-    rows = []
+    """For each layer its busiest and its idlest expert in the last step, and with a capacity the
+    shares of their choices that experts dropped."""
+    rows, drops = [], dict(card.expert_drops)
     for layer, shares in card.expert_loads:
         row = [str(layer)]
         for share in (max(shares), min(shares)):
             row += [str(shares.index(share)), numbers.fixed(2)(share * len(shares))]
+        if layer in drops:
+            busiest, most = drops[layer][shares.index(max(shares))], max(drops[layer])
+            three = numbers.fixed(3)
+            row += [three(busiest), str(drops[layer].index(most)), three(most)]
         rows.append(row)
     return rows

@@ -63,6 +63,8 @@ class Card:
     expert_loads: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """After the last step, for each layer with experts: its number, and the share of the choices
     that fell on each expert."""
+    expert_drops: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """With a capacity, likewise the share of each expert's choices that were beyond it."""
     options: tuple[Option, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     profiles: tuple[Profile, ...] = ()

@@ -87,9 +87,9 @@ def _more_losses(found: Any) -> dict[str, float]:
     return {name: float(loss) for name, loss in losses.items() if is_number(loss)}
 
 
-def expert_loads(line: dict[str, Any]) -> tuple[tuple[int, tuple[float, ...]], ...]:
-    """The loads in a line of the ledger, by layer; none in one of another form."""
-    loads = line.get("layer_loads")
+def expert_shares(line: dict[str, Any], name: str) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    """`layer_loads` or `layer_drops` of a line of the ledger; none of another form."""
+    loads = line.get(name)
     return tuple(
         (int(layer), tuple(map(float, shares)))
         for layer, shares in (loads.items() if isinstance(loads, dict) else ())

@@ -43,7 +43,7 @@ def shrunken(name: str, **others: str) -> list[str]:
         key = SAME.get(option.name, option.name)
         instead = values.pop(key, None) if key in values else " ".join(option.values)
         if instead == "":
-            if key not in others:
+            if key.replace("-", "_") not in others:
                 words.append(option.given)
             continue
         if instead is not None:
@@ -117,6 +117,33 @@ def test_a_bert_and_a_t5_from_sentences(yard: Path, shared: Path) -> None:
             shrunken(name, data_path=f"{yard}/bert_text_sentence", save=save, load=save, **vocab)
         )
         assert "iteration        2/       2 |" in said
+
+
+MOCK = {"tokenizer_type": "NullTokenizer", "tokenizer_model": "", "vocab_size": "96"}
+MOCK |= {"data_path": "", "data_cache_path": "", "tensorboard_dir": "", "num_query_groups": "2"}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("name", "others", "ranks"),
+    [
+        (
+            "train_mixtral_8x7b_distributed.sh",
+            {"expert_model_parallel_size": "2", "lr_warmup_iters": "1", "wandb_project": ""}
+            | {"wandb_exp_name": ""},
+            2,
+        ),
+    ],
+    ids=["mixtral"],
+)
+def test_other_families_train(
+    tmp_path: Path, name: str, others: dict[str, str], ranks: int
+) -> None:
+    places = {"save": str(tmp_path / "run"), "load": str(tmp_path / "run")}
+    words = [*shrunken(name, **MOCK, **places, **others), "--mock-data"]
+    launcher = torchrun("--standalone", "--nproc-per-node", str(ranks))
+    said = run_process("stages.megatron", *words, launcher=launcher, seconds=300)
+    assert "iteration        2/       2 | consumed samples:            8 |" in said
 
 
 EXAMPLE = {

@@ -13,7 +13,7 @@ from stages.report.card import GOODPUT_KINDS, render
 from stages.report.collect import read_goodput
 from stages.report.facts import Card, Save
 from stages.report.lineage import Lineage
-from stages.report.run_lines import expert_loads, parse_saves
+from stages.report.run_lines import expert_shares, parse_saves
 from stages.report.steps import Step, Steps
 from tests.stages.html_page import Page, check_sound
 from trainyard.checkpoint.background import SaveReport
@@ -106,7 +106,11 @@ def test_losses_beside_that_of_the_tokens_have_charts_of_their_own() -> None:
 
 
 def test_the_load_of_experts_is_shown_by_step_and_by_layer() -> None:
-    loads = expert_loads({"layer_loads": {"0": [0.5, 0.25, 0.25], "2": [0.1, 0.2, 0.7]}})
+    line = {
+        "layer_loads": {"0": [0.5, 0.25, 0.25], "2": [0.1, 0.2, 0.7]},
+        "layer_drops": {"0": [0.25, 0.0, 0.5], "2": [0.0, 0.0, 0.125]},
+    }
+    loads, drops = (expert_shares(line, name) for name in line)
     steps = [
         Step(step=n, max_expert_load=2.1, min_expert_load=0.3, dropped_tokens=0.01) for n in (1, 2)
     ]
@@ -117,7 +121,12 @@ def test_the_load_of_experts_is_shown_by_step_and_by_layer() -> None:
     ]
     assert "Dropped tokens" in section.text
     assert "How experts were used" not in page().sections
-    assert expert_loads({"layer_loads": {"x": [1], "1": [], "2": ["y"]}}) == ()
+    with_capacity = page(steps=Steps(steps), expert_loads=loads, expert_drops=drops)
+    assert with_capacity.sections["How experts were used"].rows[-2:] == [
+        ["0", "0", "1.50", "1", "0.75", "0.250", "2", "0.500"],
+        ["2", "2", "2.10", "0", "0.30", "0.125", "2", "0.125"],
+    ]
+    assert expert_shares({"layer_loads": {"x": [1], "1": [], "2": ["y"]}}, "layer_loads") == ()
 
 
 # --- saves --------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ class LayerReport:
     """Other numbers of the step, by name."""
     loads: Mapping[int, Sequence[float]] = field(default_factory=dict)
     """The share of the tokens that each part of a layer got, by layer."""
+    drops: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """The share of its tokens that each part of a layer dropped, by layer; empty if none can."""
 
 
 @dataclass(frozen=True, slots=True)

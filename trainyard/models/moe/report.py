@@ -1,6 +1,7 @@
 """What the routers of a step come to: losses, loads and drops. No torch.
 
-The sums of a layer are the choices that fell on each expert, then the figures below."""
+The sums of a layer are the choices that fell on each expert, the figures below, and with a capacity
+the choices beyond that of each expert."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from trainyard.models.moe_config import MoEConfig
 if TYPE_CHECKING:
     from trainyard.models.config import TransformerConfig
 
-NUM_FIGURES = 3
-DROPPED, BALANCE_LOSS, Z_LOSS = range(NUM_FIGURES)
-"""Choices beyond capacity; the losses, without their factors."""
+NUM_FIGURES = 2
+BALANCE_LOSS, Z_LOSS = range(NUM_FIGURES)
+"""The losses, without their factors."""
 
 LOSS_NAMES = {
     "aux_loss": "load_balancing_loss",
@@ -23,6 +24,13 @@ LOSS_NAMES = {
     "global_aux_loss": "global_load_balancing_loss",
 }
 """In the log, as in Megatron-LM."""
+
+
+def num_sums(moe: MoEConfig) -> int:
+    """Numbers that the router of a layer adds up."""
+    assert moe.num_experts is not None
+    vectors = 1 if moe.moe_expert_capacity_factor is None else 2
+    return vectors * moe.num_experts + NUM_FIGURES
 
 
 def layer_sums(config: TransformerConfig) -> LayerSums | None:
@@ -33,10 +41,11 @@ def layer_sums(config: TransformerConfig) -> LayerSums | None:
     layers = tuple(filter(config.has_experts, config.trained_layers))
 
     def report(sums: Mapping[int, Sequence[float]], num_microbatches: int) -> LayerReport:
-        loads = expert_loads(moe, sums)
-        return LayerReport(losses(moe, sums, num_microbatches), figures(moe, sums, loads), loads)
+        loads, drops = expert_loads(moe, sums), expert_drops(moe, sums)
+        found = figures(moe, loads, drops)
+        return LayerReport(losses(moe, sums, num_microbatches), found, loads, drops)
 
-    return LayerSums(layers, moe.num_experts + NUM_FIGURES, report)
+    return LayerSums(layers, num_sums(moe), report)
 
 
 def losses(
@@ -54,20 +63,25 @@ def losses(
 
 
 def figures(
-    moe: MoEConfig, sums: Mapping[int, Sequence[float]], loads: Mapping[int, Sequence[float]]
+    moe: MoEConfig, loads: Mapping[int, Sequence[float]], drops: Mapping[int, Sequence[float]]
 ) -> dict[str, float]:
     """`max expert load` and `min expert load`, as multiples of an even share, of the layer where
-    they are furthest from it; `dropped tokens`, the share of choices beyond capacity."""
+    they are furthest from it, and where the first is: `busiest layer` and `busiest expert`. With a
+    capacity, the shares of choices beyond it: of all, and of the busiest expert's."""
     assert moe.num_experts is not None
-    shares = [share for of_layer in loads.values() for share in of_layer]
+    places = [(layer, expert) for layer in loads for expert in range(moe.num_experts)]
+    layer, expert = max(places, key=lambda place: loads[place[0]][place[1]])
     found = {
-        "max expert load": max(shares) * moe.num_experts,
-        "min expert load": min(shares) * moe.num_experts,
+        "max expert load": loads[layer][expert] * moe.num_experts,
+        "min expert load": min(map(min, loads.values())) * moe.num_experts,
+        "busiest layer": layer,
+        "busiest expert": expert,
     }
-    if moe.moe_expert_capacity_factor is not None:
-        choices = sum(sum(values[: moe.num_experts]) for values in sums.values())
-        dropped = sum(values[moe.num_experts + DROPPED] for values in sums.values())
-        found["dropped tokens"] = dropped / max(choices, 1.0)
+    if drops:
+        # Every layer has as many choices, so the mean over layers is the share of all.
+        dropped = sum(loads[n][e] * drops[n][e] for n, e in places)
+        found["dropped tokens"] = dropped / len(loads)
+        found["busiest expert drops"] = drops[layer][expert]
     return found
 
 
@@ -81,6 +95,24 @@ def expert_loads(
         total = max(sum(counts), 1.0)
         found[layer] = tuple(count / total for count in counts)
     return found
+
+
+def expert_drops(
+    moe: MoEConfig, sums: Mapping[int, Sequence[float]]
+) -> dict[int, tuple[float, ...]]:
+    """For each layer the share of each expert's choices that were beyond its capacity; empty if
+    nothing is dropped."""
+    if moe.moe_expert_capacity_factor is None:
+        return {}
+    assert moe.num_experts is not None
+    first = moe.num_experts + NUM_FIGURES
+    return {
+        layer: tuple(
+            dropped / max(count, 1.0)
+            for count, dropped in zip(values[: moe.num_experts], values[first:], strict=True)
+        )
+        for layer, values in sums.items()
+    }
 
 
 def _mean(moe: MoEConfig, sums: Mapping[int, Sequence[float]], figure: int) -> float:

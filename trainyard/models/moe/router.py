@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from trainyard.models.config import TransformerConfig
 from trainyard.models.moe import balance, routing
-from trainyard.models.moe.report import BALANCE_LOSS, DROPPED, NUM_FIGURES, Z_LOSS
+from trainyard.models.moe.report import BALANCE_LOSS, NUM_FIGURES, Z_LOSS, num_sums
 from trainyard.models.moe.routing import Routing
 from trainyard.models.step_module import StepModule, with_loss
 from trainyard.parallel.model import ModelParallel, group_size
@@ -24,14 +24,14 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 class Router(StepModule):
     """weight: (e, h), whole on every rank. expert_bias: (e) fp32, on the scores of the choice.
 
-    Its sums are the tokens of each expert, then `report`'s figures."""
+    Its sums are those of `report`."""
 
     expert_bias: Tensor | None
 
     def __init__(self, config: TransformerConfig, layer: int, parallel: ModelParallel) -> None:
         moe = config.experts
         assert moe.num_experts is not None
-        super().__init__(layer, moe.num_experts + NUM_FIGURES)
+        super().__init__(layer, num_sums(moe))
         self.moe, self.parallel, self.num_experts = moe, parallel, moe.num_experts
         self._choices = balance.StepChoices()
         self.weight = nn.Parameter(torch.empty(self.num_experts, config.hidden_size))
@@ -72,7 +72,10 @@ class Router(StepModule):
     def _count(self, chosen: Routing, kept: Tensor | None) -> None:
         self.sums[: self.num_experts] += routing.counts(chosen.experts, self.num_experts)
         if kept is not None:
-            self.sums[self.num_experts + DROPPED] += (~kept).sum()
+            # Numbers that are not counted instead of a selection, which would wait for the device.
+            dropped = chosen.experts.masked_fill(kept, self.num_experts)
+            first = self.num_experts + NUM_FIGURES
+            self.sums[first:] += routing.counts(dropped, self.num_experts)
 
     def _with_losses(self, chosen: Routing, logits: Tensor, num_sequences: int) -> Routing:
         """The routing, whose backward pass adds the gradients of the losses."""

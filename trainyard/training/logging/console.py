@@ -96,7 +96,7 @@ def _results(events: Sequence[StepEvent]) -> list[str]:
     losses = [r.lm_loss for r in ran if r.lm_loss is not None and not r.skipped]
     fields = [f"lm loss: {_mean(losses):.6E}"] if losses else []
     fields += [f"{name}: {_mean(values):.6E}" for name, values in _more_losses(ran).items()]
-    fields += [f"{name}: {value:.3f}" for name, value in (last.layer_figures or {}).items()]
+    fields += [f"{name}: {_figure(value)}" for name, value in (last.layer_figures or {}).items()]
     fields.append(f"loss scale: {events[-1].next_step.loss_scale:.1f}")
     if last.grad_norm is not None:
         fields.append(f"grad norm: {last.grad_norm:.3f}")
@@ -108,6 +108,11 @@ def _results(events: Sequence[StepEvent]) -> list[str]:
     nans = sum(record.lm_loss is None for record in ran)
     fields.append(f"number of nan iterations: {nans:3d}")
     return fields
+
+
+def _figure(value: float) -> str:
+    """Whole numbers are names, such as that of an expert."""
+    return str(value) if isinstance(value, int) else f"{value:.3f}"
 
 
 def _more_losses(ran: Sequence[StepRecord]) -> dict[str, list[float]]:

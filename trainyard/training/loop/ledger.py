@@ -18,7 +18,8 @@
   `more_validation_losses` and `more_test_losses` likewise, means over the sets.
 - `layer_figures`: of a model whose layers count something, by name, such as `max expert load`: the
   tokens of the busiest expert of all layers as a multiple of an even share. `layer_loads`, in the
-  last line: the share of the choices that fell on each expert, by layer.
+  last line: the share of the choices that fell on each expert, by layer. `layer_drops`, with a
+  capacity: the share of each expert's choices that were beyond it.
 - `course`: in the first step after a change of options: `options`, those that changed, and
   `schedule`, the new rates, as in state.json, if they changed.
 - `validation_loss`: measured after the step; the mean of several sets, with each by name in
@@ -67,6 +68,7 @@ class StepRecord:
     more_losses: dict[str, float] | None = None
     layer_figures: dict[str, float] | None = None
     layer_loads: dict[str, list[float]] | None = None
+    layer_drops: dict[str, list[float]] | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None
     grad_norm: float | None = None

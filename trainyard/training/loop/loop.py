@@ -232,6 +232,8 @@ class TrainLoop:
         record.layer_figures = dict(report.figures) or None
         if self.state.step == self._length.steps and report.loads:
             record.layer_loads = {str(n): list(loads) for n, loads in report.loads.items()}
+            drops = {str(n): list(shares) for n, shares in report.drops.items()}
+            record.layer_drops = drops or None
         record.learning_rate, record.weight_decay = rates.learning_rate, rates.weight_decay
         record.grad_norm = _finite(result.grad_norm)
         record.rng = sample_check.rng

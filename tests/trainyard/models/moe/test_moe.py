@@ -14,7 +14,7 @@ from tests.trainyard.models.small_gpt import LLAMA, SMALL
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
-from trainyard.models.moe import balance, routing
+from trainyard.models.moe import balance, report, routing
 from trainyard.models.moe.dispatch import through_experts
 from trainyard.models.moe.layer import MixtureOfExperts
 from trainyard.models.moe.router import Router
@@ -100,6 +100,41 @@ def test_under_capacity_every_choice_is_a_row_or_dropped(policy: Any, pad: bool)
             assert weights[kept[here]].min() >= weights[~kept[here]].max()
         if policy == "position" and (here & ~kept).any():
             assert places[kept[here]].max() <= places[~kept[here]].min()
+
+
+def test_kept_and_dropped_choices_of_every_expert_are_its_routed_ones() -> None:
+    """Four tokens of two choices, so a capacity of 0.5 is one row an expert."""
+    moe = MoEConfig(num_experts=E, moe_expert_capacity_factor=0.5)
+    logits = torch.tensor([[9.0, 8, 0, 0], [9, 8, 0, 0], [9, 0, 8, 0], [9, 8, 0, 0]])
+    router = Router(config(moe_expert_capacity_factor=0.5), 0, ALONE)
+    with torch.no_grad():
+        router.weight.zero_()[:, :E] = torch.eye(E)
+    x = functional.pad(logits, (0, H - E))
+    for _ in range(2):  # micro-batches
+        _, kept = router.train()(x, 1)
+    sums = router.sums.tolist()
+    assert sums == [8.0, 6, 2, 0, 0, 0, 6, 4, 0, 0]
+    assert kept is not None
+    assert sum(sums[:E]) == 2 * kept.sum() + sum(sums[-E:])
+    found = report.layer_sums(config(moe_expert_capacity_factor=0.5))
+    assert found is not None
+    assert found.width == len(sums)
+    of_step = found.report({0: sums}, 2)
+    assert of_step.loads == {0: (0.5, 0.375, 0.125, 0.0)}
+    assert of_step.drops == {0: (0.75, 4 / 6, 0.0, 0.0)}
+    assert of_step.figures == {
+        "max expert load": 2.0,
+        "min expert load": 0.0,
+        "busiest layer": 0,
+        "busiest expert": 0,
+        "dropped tokens": pytest.approx(10 / 16),
+        "busiest expert drops": 0.75,
+    }
+    dropless = report.layer_sums(config())
+    assert dropless is not None
+    assert dropless.width == E + report.NUM_FIGURES
+    assert not dropless.report({0: sums[:-E]}, 2).drops
+    assert report.expert_drops(moe, {0: [0.0] * len(sums)}) == {0: (0.0,) * E}
 
 
 @pytest.mark.parametrize("pad", [False, True])

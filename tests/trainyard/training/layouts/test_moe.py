@@ -26,6 +26,7 @@ CUTS = [
     Cut(kind="mixtral", num_layers=2, tensor="tp2 sp", etp=1),
     Cut(kind="mixtral", num_layers=2, context="allgather", ep=2),
     Cut(kind="mixtral", num_layers=4, pp=2, chunks=2, dp=2, ep=2, bf16=True),
+    Cut(kind="mixtral", num_layers=2, pp=2, dp=4, ep=4, reduction="zero"),
     Cut(kind="mixtral", num_layers=2, dp=2, ep=2, per_token=True),
     Cut(kind="deepseek moe", num_layers=2, dp=2, ep=2),
     Cut(kind="deepseek moe", num_layers=2, tensor="tp2 sp", context="p2p", ep=4, etp=1),
