@@ -107,8 +107,10 @@ def test_shuffles_are_those_of_one_random_state_in_order() -> None:
     assert indices.shuffle_index.tolist() == [*before, *behind]
 
 
-def test_memory_does_not_grow_with_the_documents() -> None:
-    lengths = np.full(2_000_000, 100, np.int32)
+@pytest.mark.parametrize("start", [0, 34], ids=["aligned", "as in an .idx"])
+def test_memory_does_not_grow_with_the_documents(start: int) -> None:
+    stored = np.zeros(start, np.uint8).tobytes() + np.full(2_000_000, 100, np.int32).tobytes()
+    lengths = np.frombuffer(stored, np.int32, offset=start)
     documents = np.arange(len(lengths), dtype=np.int32)
     tracemalloc.start()
     try:
