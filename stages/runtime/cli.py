@@ -127,13 +127,15 @@ def _main(name: str, reader: OptionReader, modules: tuple[str, str], arguments: 
             StageInvocation,
             execute,
         )
+        from trainyard.artifacts.abandoned import Abandoned
 
         rest = (*modules, arguments, common.force, common.claim_wait_seconds)
         if len(configs) == 1:
             return execute(StageInvocation(name, configs[0], *rest))
         outcomes: list[RunOutcome] = []
+        abandoned = Abandoned()
         for config in configs:
-            execute(StageInvocation(name, config, *rest, outcomes))
+            execute(StageInvocation(name, config, *rest, outcomes, abandoned))
         report_outcomes(outcomes)
         return 0
     except BrokenPipeError:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from stages.runtime.failure import RunOutcome, clear_reports, report_outcome
 from stages.runtime.share_digests import SHARES_LINEAGE
 from stages.runtime.up_to_date import CODE_FILES, Decision, MadeInShares, decide, is_forced
 from trainyard.artifacts import retry, store
+from trainyard.artifacts.abandoned import Abandoned
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.conditional import require_conditions
 from trainyard.artifacts.manifest import FORCE, Manifest, publish, read_manifest, read_slot
@@ -48,6 +49,8 @@ class StageInvocation:
     claim_wait_seconds: float
     outcomes: list[RunOutcome] | None = None
     """Gets how the run ended, if it is one of several in this process; None: it is reported."""
+    abandoned: Abandoned = field(default_factory=Abandoned)
+    """Temporary files of killed runs."""
 
     @property
     def log(self) -> logging.Logger:
@@ -294,7 +297,7 @@ def _remove_strays(job: StageInvocation, run: StageRun, manifest: Manifest) -> N
     if run.slot is not None:
         remove_others(run.output.folder_url, run.slot, manifest)
     begins = store.basename(run.output.url) if run.output.is_prefix else ""
-    store.delete_abandoned(run.output.folder_url, begins)
+    job.abandoned.delete(run.output.folder_url, begins)
     run.work.remove()
     for url in job.spent:
         store.delete_tree(url)

@@ -263,7 +263,7 @@ class Manifests:
         self._sought[folder] += 1
         if is_local(folder) and self._sought[folder] <= MAX_ASKED and folder not in self._listed:
             # Of a few files: their folder may have thousands of others.
-            return [name for name in names if store.exists(join(folder, name))]
+            return store.existing(folder, names)
         listed = self._folder(folder)  # looked up by name: there may be thousands of both
         return [name for name in names if name in listed]
 

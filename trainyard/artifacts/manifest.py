@@ -30,6 +30,7 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.strict_json import check_depth, parse_json
 from trainyard.artifacts.urls import check_relative
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
+from trainyard.json_text import indented
 
 FORCE = "TRAINYARD_FORCE"
 """Variable with the id of the flow run that forces a stage. The manifest records it, so that the
@@ -128,7 +129,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def _encode(document: dict[str, Any]) -> bytes:
-    return (json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
+    return (indented(document) + "\n").encode()
 
 
 def parse(data: bytes, url: str) -> Manifest | None:

@@ -7,7 +7,7 @@ InfrastructureError; each names the URL."""
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -176,6 +176,15 @@ def exists(url: str) -> bool:
     """True when there is a file or object of that name."""
     with operation("stat", url) as store:
         return store.is_file(url)
+
+
+def existing(folder_url: str, names: Iterable[str]) -> list[str]:
+    """Those of the names that are files or objects in a folder; a question for each."""
+    with operation("stat", folder_url) as store:
+        path = local_path(folder_url)
+        if path is None:
+            return [name for name in names if store.is_file(join(folder_url, name))]
+        return [name for name in names if local.is_file(f"{path}/{name}")]
 
 
 def info(url: str) -> FileInfo:
@@ -383,18 +392,3 @@ def move_tree(url: str, target: str) -> None:
 def is_abandoned(name: str) -> bool:
     """True for a temporary file of a killed run of this machine."""
     return local.is_abandoned(basename(name))
-
-
-def delete_abandoned(folder_url: str, prefix: str = "") -> None:
-    """Remove temporary files of killed runs below a folder; with `prefix`, only those directly in
-    it whose names start with the prefix.
-
-    Object stores have none: an incomplete upload is not an object (a lifecycle rule of the bucket
-    removes its parts)."""
-    folder = local_path(folder_url)
-    if folder is None:
-        return
-    found = folder.glob(f".tmp-*-{prefix}*") if prefix else folder.rglob(".tmp-*")
-    for path in list(found):
-        if local.is_abandoned(path.name):
-            delete(str(path))

@@ -32,6 +32,9 @@ TEMPORARY = ".tmp-"
 LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP)
 """Errors for a broken link, or for a file that was removed since it was listed."""
 
+NO_FILE_THERE = (*LEADS_NOWHERE, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""Errors for a name that no file has."""
+
 
 def _path(url: str) -> Path:
     path = local_path(url)
@@ -57,6 +60,18 @@ def _unless_gone() -> Iterator[None]:
     except OSError as error:
         if error.errno not in LEADS_NOWHERE:
             raise
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is a file; several times as fast as pathlib's."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno in NO_FILE_THERE:
+            return False
+        raise
+    except ValueError:  # no file can have this name
+        return False
 
 
 def _open_at_once(path: str | Path, flags: int) -> int:
@@ -99,12 +114,7 @@ class LocalBackend:
         return found.st_size, _version(found)
 
     def is_file(self, url: str) -> bool:
-        try:
-            return _path(url).is_file()
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:  # no file can have this name
-                return False
-            raise
+        return is_file(_path(url))
 
     def list_files(self, url: str) -> dict[str, int]:
         root = _path(url)
