@@ -1,6 +1,6 @@
 """Functions that numba compiles, for loops over bytes or indices that numpy has no call for.
 
-Importing numba takes half a second and 220 MB: import a module that uses this where there is much
+Importing numba takes half a second and 120 MB: import a module that uses this where there is much
 to do."""
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
 
 from numba import njit
+from numba.core import entrypoints
+
+# numba would load what other packages bring for their own types: awkward, which comes with
+# gigatoken, takes 0.3 s and 45 MB, and no function here has such arguments.
+entrypoints._already_initialized = True
 
 log = logging.getLogger(__name__)
 
