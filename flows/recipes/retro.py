@@ -6,6 +6,7 @@ which order. The BERT that embeds the chunks is either `encoder`, above the tabl
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from flows.stage_configs import CONFIGS
 from flows.yard.profile import TrainingResources
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
+from trainyard.retrieval.index_choice import check_points
 
 SPLITS = ("train", "valid", "test")
 
@@ -120,10 +122,12 @@ def retro_jobs(recipe: Recipe) -> RetroJobs:
         place = {"output_dir": recipe.at("retro", "embeddings", name), "chunks": kind}
         return recipe.job("retro_embed", {**chosen, **place, **more}, f"embed-{name}")
 
-    def of_database(kind: str) -> StageJob:
-        return embed(kind, kind, retro_db=database, data_path=[corpus.tokens])
+    def of_database(kind: str, **more: Any) -> StageJob:
+        return embed(kind, kind, retro_db=database, data_path=[corpus.tokens], **more)
 
-    sampled, train = of_database("sampled"), of_database("train")
+    check_index_training(recipe)
+    index = index_of_sample(recipe)
+    sampled, train = of_database("sampled", **index), of_database("train")
     empty, added = recipe.at("retro", "index_empty"), recipe.at("retro", "index")
     samples = {**_samples(recipe), "data_path": [corpus.tokens]}
 
@@ -205,6 +209,34 @@ def written_vocabulary(recipe: Recipe) -> dict[str, Any]:
     """The tokenizer that [retro_db] names, for [retro_embed] too unless it names one."""
     written, own = recipe.table("retro_db"), recipe.table("retro_embed")
     return {n: written[n] for n in VOCABULARY.values() if n in written and n not in own}
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+
+def check_index_training(recipe: Recipe) -> None:
+    """Refuse an index that the sampled chunks cannot train, before any stage runs."""
+    sample, index = recipe.table("retro_db"), recipe.table("faiss_train")
+    for table, share in (
+        (sample, index.get("retro_index_train_load_fraction", 1)),
+        (index, 1),
+    ):
+        count = table.get("retro_index_ntrain")
+        if isinstance(count, int) and isinstance(share, (int, float)):
+            name = "retro_db" if table is sample else "faiss_train"
+            source = f"{recipe.where} [{name}] retro_index_ntrain = {count}"
+            check_points(
+                index.get("retro_index_str"),
+                math.ceil(count * share),
+                source if share == 1 else f"{source} with retro_index_train_load_fraction {share}",
+                "raise it",
+            )
+
+
+def index_of_sample(recipe: Recipe) -> dict[str, Any]:
+    """The index that [faiss_train] names, for the stage that embeds the sampled chunks."""
+    named = recipe.table("faiss_train").get("retro_index_str")
+    return {} if named is None else {"retro_index_str": named}
 
 
 # --- samples --------------------------------------------------------------------------------------

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from trainyard.artifacts.output import Output
 from trainyard.config import check_above_zero, check_at_least, check_at_most, location
 from trainyard.errors import ConfigError
-
-AUTO = "auto"
-"""The index is chosen by the number of vectors; the log says why."""
+from trainyard.retrieval.index_choice import AUTO
 
 MOST_VECTORS = 1 << 40
 """Of an index: over fifty times the chunks of the largest database in use (InstructRetro)."""

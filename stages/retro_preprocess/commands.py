@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from trainyard.artifacts.urls import join
 from trainyard.config import flag
 from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.errors import ConfigError
+from trainyard.retrieval.index_choice import check_points
 from trainyard.retrieval.project import DATABASE, EMPTY_INDEX, INDEX, QUERY, Project
 from trainyard.tokenizers.config import TokenizerConfig
 
@@ -60,8 +62,10 @@ class Commands:
     def of_step(self, step: str) -> Iterator[Command]:
         """In order. Raises ConfigError for an option that the step needs."""
         if step == "db-build":
+            self._check_training()  # the sample is drawn here
             yield self._database()
         elif step == "index-train":
+            self._check_training()
             yield self._embed_database("sampled")
             if self._config.retro_task_validate is None:  # it has no blocks
                 yield self._train()
@@ -85,6 +89,20 @@ class Commands:
 
     def _embeddings(self, name: str) -> str:
         return self._at(EMBEDDINGS, name)
+
+    def _check_training(self) -> None:
+        """Refuse an index that the sample cannot train, before the first chunk is cut."""
+        config = self._project.config
+        if config.retro_index_ntrain is None:
+            return
+        share = config.retro_index_train_load_fraction or 1.0
+        check_points(
+            config.retro_index_str,
+            math.ceil(config.retro_index_ntrain * share),
+            f"--retro-index-ntrain {config.retro_index_ntrain}"
+            + ("" if share == 1 else f" with --retro-index-train-load-fraction {share}"),
+            "raise it",
+        )
 
     # --- steps ----------------------------------------------------------------------------
 
@@ -129,6 +147,7 @@ class Commands:
                 "load": given.load,
                 "retro_bert_batch_size": config.retro_bert_batch_size,
                 "retro_bert_max_chunk_length": config.retro_bert_max_chunk_length,
+                "retro_index_str": config.retro_index_str if chunks == "sampled" else None,
                 "retro_block_size": config.retro_block_size,
                 "retro_task_validate": given.retro_task_validate,
                 "bf16": given.bf16,

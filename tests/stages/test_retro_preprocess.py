@@ -111,6 +111,24 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         planned(tmp_path)
 
 
+def test_an_index_that_the_sample_cannot_train_is_refused_before_the_first_chunk(
+    tmp_path: Path,
+) -> None:
+    """39 vectors a list, of those that the load fraction leaves."""
+    enough = {"retro_index_ntrain": 16 * 39, "retro_index_str": "OPQ8_16,IVF16_HNSW8,PQ8"}
+    embed = planned(tmp_path, **enough)[1]
+    assert embed.options["retro_index_str"] == enough["retro_index_str"]
+    for more, message in (
+        ({"retro_index_ntrain": 600}, r"its 16 lists need 624 .* --retro-index-ntrain 600 gives"),
+        ({"retro_index_ntrain": 600}, r"raise it, or give an index of at most 15 lists"),
+        ({"retro_index_train_load_fraction": 0.5}, r"load-fraction 0.5 gives 312"),
+    ):
+        for task in ("db-build", "index-train"):
+            with pytest.raises(ConfigError, match=message):
+                planned(tmp_path, **{**enough, **more}, retro_tasks=[task])
+    planned(tmp_path, **{**enough, "retro_index_ntrain": 600}, retro_tasks=["query"])
+
+
 # --- the whole of it --------------------------------------------------------------------------
 
 
