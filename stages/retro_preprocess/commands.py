@@ -117,6 +117,7 @@ class Commands:
                 **_tokenizer(self._project.gpt_tokenizer()),
                 **self._vocabulary(),
                 "retro_index_ntrain": config.retro_index_ntrain,
+                "retro_sample_mode": self._config.retro_sample_mode,
                 "retro_gpt_split": config.retro_gpt_split,
                 "retro_gpt_chunk_length": config.retro_gpt_chunk_length,
                 "retro_doc_block_size": config.retro_doc_block_size,
@@ -135,7 +136,7 @@ class Commands:
 
     def _embed(self, chunks: str, name: str, source: Mapping[str, Any]) -> Command:
         given, config = self._config, self._project.config
-        if given.load is None:
+        if given.load is None and given.embedder is None:
             raise ConfigError("embedding chunks needs --load, the BERT that embeds them")
         return Command(
             "retro_embed",
@@ -143,8 +144,11 @@ class Commands:
                 "chunks": chunks,
                 **source,
                 **_tokenizer(self._project.gpt_tokenizer()),
-                **self._vocabulary(),
+                **(self._vocabulary() if given.embedder is None else {}),
                 "load": given.load,
+                "embedder": given.embedder,
+                "pooling": given.pooling,
+                "normalize": given.normalize,
                 "retro_bert_batch_size": config.retro_bert_batch_size,
                 "retro_bert_max_chunk_length": config.retro_bert_max_chunk_length,
                 "retro_index_str": config.retro_index_str if chunks == "sampled" else None,
@@ -179,6 +183,8 @@ class Commands:
                 "retro_index_add_load_fraction": config.retro_index_add_load_fraction,
                 "retro_query_nprobe": config.retro_query_nprobe,
                 "retro_query_num_neighbors_save": config.retro_query_num_neighbors_save,
+                "target_recall": self._config.target_recall,
+                "retro_min_recall": self._config.retro_min_recall,
                 "retro_task_validate": self._config.retro_task_validate,
                 "output_dir": self._at(INDEX),
             },
@@ -198,6 +204,8 @@ class Commands:
                 "retro_query_nprobe": config.retro_query_nprobe,
                 "retro_query_num_neighbors_query": config.retro_query_num_neighbors_query,
                 "retro_query_num_neighbors_save": config.retro_query_num_neighbors_save,
+                "retro_exclude_evaluation": self._config.retro_exclude_evaluation,
+                "retro_exclude_run": self._config.retro_exclude_run,
                 "retro_block_size": config.retro_block_size,
                 "retro_task_validate": self._config.retro_task_validate,
                 "output_dir": self._at(QUERY, split),

@@ -11,9 +11,11 @@ import pytest
 
 pytest.importorskip("faiss")
 
+from flows.stage_configs import CONFIGS
 from stages.retro_preprocess.commands import Command, Commands
 from stages.retro_preprocess.config import RetroPreprocessConfig
 from stages.retro_preprocess.run import merged_project
+from stages.runtime.cli import parse_options
 from tests.stages.directly import run_process
 from tests.trainyard.retrieval.corpora import LENGTH, write_corpus, write_vocabulary
 from tests.trainyard.retrieval.samples import SEQ_LENGTH, sentences
@@ -76,6 +78,44 @@ def test_tasks_have_two_spellings_and_run_in_their_order(
     tmp_path: Path, tasks: str, stages: list[str]
 ) -> None:
     assert [one.stage for one in planned(tmp_path, retro_tasks=[tasks])] == stages
+
+
+def test_options_of_one_stage_are_passed_on_to_it(tmp_path: Path) -> None:
+    given = {
+        "pooling": "mean-all",
+        "normalize": True,
+        "retro_sample_mode": "prefix",
+        "target_recall": 0.9,
+        "retro_min_recall": 0.8,
+        "retro_exclude_evaluation": ["tests/nq", "tests/squad"],
+        "retro_exclude_run": LENGTH,
+    }
+    readers: dict[str, set[str]] = {
+        "retro_db": {"retro_sample_mode"},
+        "retro_embed": {"pooling", "normalize"},
+        "faiss_train": set(),
+        "faiss_add": {"target_recall", "retro_min_recall"},
+        "faiss_query": {"retro_exclude_evaluation", "retro_exclude_run"},
+    }
+    plain = {one.stage: one.argv() for one in planned(tmp_path)}
+    for command in planned(tmp_path, **given):
+        words = command.argv()
+        for name, value in given.items():
+            flag = f"--{name.replace('_', '-')}"
+            assert flag not in plain[command.stage], "finished stages are not made again"
+            assert (flag in words) == (name in readers[command.stage])
+            if flag in words and value is not True:
+                values = value if isinstance(value, list) else [str(value)]
+                assert words[words.index(flag) + 1 :][: len(values)] == values
+        parse_options(CONFIGS[command.stage], words[2:], None, None, [])
+
+
+def test_a_function_of_a_package_embeds_instead_of_a_bert(tmp_path: Path) -> None:
+    words = planned(tmp_path, load=None, embedder="ours")[1].argv()
+    assert words[words.index("--embedder") + 1] == "ours"
+    assert not {"--load", "--retro-bert-vocab-file"} & set(words)
+    with pytest.raises(ConfigError, match=r"give --load .* or --embedder .*, not both"):
+        planned(tmp_path, embedder="ours")
 
 
 def test_validation_is_of_every_step_with_blocks(tmp_path: Path) -> None:

@@ -140,7 +140,11 @@ SCORE = Tool(
 RETRO_PREPROCESS = Tool(
     training="the options --retro-... and the BERT of --load decide what the project has",
     absent=(NO_FILE,),
-    renamed={"retro-num-neighbors-query": "retro-query-num-neighbors-query"},
+    renamed={
+        "retro-num-neighbors-query": "retro-query-num-neighbors-query",
+        "retro-index-nprobe": "retro-query-nprobe",
+        "retro-bert-chunk-length": "retro-bert-max-chunk-length",
+    },
 )
 
 TOOLS = {
