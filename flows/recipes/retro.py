@@ -6,7 +6,6 @@ which order. The BERT that embeds the chunks is either `encoder`, above the tabl
 
 from __future__ import annotations
 
-import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from flows.stage_configs import CONFIGS
 from flows.yard.profile import TrainingResources
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
-from trainyard.retrieval.index_choice import check_points
 
 SPLITS = ("train", "valid", "test")
 
@@ -216,21 +214,12 @@ def written_vocabulary(recipe: Recipe) -> dict[str, Any]:
 
 def check_index_training(recipe: Recipe) -> None:
     """Refuse an index that the sampled chunks cannot train, before any stage runs."""
-    sample, index = recipe.table("retro_db"), recipe.table("faiss_train")
-    for table, share in (
-        (sample, index.get("retro_index_train_load_fraction", 1)),
-        (index, 1),
-    ):
-        count = table.get("retro_index_ntrain")
-        if isinstance(count, int) and isinstance(share, (int, float)):
-            name = "retro_db" if table is sample else "faiss_train"
-            source = f"{recipe.where} [{name}] retro_index_ntrain = {count}"
-            check_points(
-                index.get("retro_index_str"),
-                math.ceil(count * share),
-                source if share == 1 else f"{source} with retro_index_train_load_fraction {share}",
-                "raise it",
-            )
+    count = recipe.table("retro_db").get("retro_index_ntrain")
+    places = {"embeddings": "-", "output_dir": "-"}
+    where = f"{recipe.where} [faiss_train]"
+    config = build_config("faiss_train", {**recipe.table("faiss_train"), **places}, where)
+    if isinstance(count, int):
+        config.check_sample(count, f"{recipe.where} [retro_db] retro_index_ntrain = {count}")
 
 
 def index_of_sample(recipe: Recipe) -> dict[str, Any]:

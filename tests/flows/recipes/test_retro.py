@@ -114,7 +114,10 @@ def test_a_given_encoder_is_not_trained() -> None:
         (lambda text: text.replace("[retro_embed]", '[retro_embed]\nload = "x"'), "decided by"),
         (lambda text: text.replace("[bert]", '[bert]\nmodel_type = "gpt"'), "decided by the flow"),
         (lambda _: indexed("IVF257,SQ8"), r"257 lists need 10,023 .* \[retro_db\] .*10000 gives"),
-        (lambda _: indexed("IVF2,SQ8", "retro_index_ntrain = 77"), r"\[faiss_train\] .* gives 77"),
+        (
+            lambda _: indexed("IVF2,SQ8", "retro_index_ntrain = 77"),
+            r"-ntrain of faiss_train gives 77",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(change: object, message: str) -> None:
