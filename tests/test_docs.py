@@ -23,8 +23,10 @@ from stages.runtime.common_options import CommonOptions, MegatronOptions
 from trainyard.config import leaves, other_names
 from trainyard.megatron_cli.command import understand
 from trainyard.megatron_cli.implied import implied
+from trainyard.megatron_cli.options import split_options
 from trainyard.megatron_cli.program_lookup import find_program
 from trainyard.megatron_cli.spellings import vocabulary
+from trainyard.training.options.samples import RunSamplesConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -243,6 +245,21 @@ def test_whole_commands_are_accepted(stage: str, rest: str, tmp_path: Path) -> N
     command = [sys.executable, "-m", f"stages.{stage}", *arguments(rest), "--dry-run"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_neighbours_of_the_page_are_those_of_its_training() -> None:
+    """The same options decide the samples in all commands from the embeddings to the training."""
+    names = {name.replace("_", "-") for name, _, _ in leaves(RunSamplesConfig)}
+    found = []
+    for page, stage, rest in commands():
+        if page == "docs/retro.md" and " --train-samples " in rest:
+            given = split_options(arguments(rest))[1]
+            found.append((stage, {one.name: one.values for one in given if one.name in names}))
+    stages = [stage for stage, _ in found]
+    assert stages == ["retro_embed", "retro_embed", "faiss_query", "faiss_query", "pretrain"]
+    assert all(samples == found[0][1] for _, samples in found)
+    needed = {"data-path", "split", "seed", "seq-length", "eval-interval", "eval-iters"}
+    assert needed <= found[0][1].keys()
 
 
 def test_enough_commands_are_found() -> None:

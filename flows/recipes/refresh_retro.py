@@ -27,7 +27,7 @@ from flows.recipes.corpus_versions import (
 )
 from flows.recipes.recipe import Recipe
 from flows.recipes.refresh import check_refresh
-from flows.recipes.retro import written_vocabulary
+from flows.recipes.retro import check_index_training, index_of_sample, written_vocabulary
 from flows.recipes.stage_job import StageJob
 from trainyard import json_text
 from trainyard.artifacts import conditional
@@ -88,6 +88,7 @@ def check_retro(recipe: Recipe) -> None:
             f"{recipe.where}: [retro_db] makes corpus-refresh add new documents to an index, whose "
             'vectors all come from one BERT; give encoder = "FOLDER" above the tables'
         )
+    check_index_training(recipe)
     template = check_refresh(recipe)
     if len(template.json_keys) > 1:
         raise ConfigError(
@@ -156,7 +157,8 @@ def _jobs(
     empty = recipe.at(RETRO, name, "index_empty")
     before: tuple[StageJob, ...] = ()
     if base is None:
-        sampled = embed("sampled", recipe.at(RETRO, name, "embeddings-sampled"))
+        place = recipe.at(RETRO, name, "embeddings-sampled")
+        sampled = embed("sampled", place, **index_of_sample(recipe))
         given = {"embeddings": sampled.document["output_dir"], "output_dir": empty}
         before = (sampled, recipe.job("faiss_train", given))
     add = recipe.job(

@@ -120,10 +120,12 @@ def retro_jobs(recipe: Recipe) -> RetroJobs:
         place = {"output_dir": recipe.at("retro", "embeddings", name), "chunks": kind}
         return recipe.job("retro_embed", {**chosen, **place, **more}, f"embed-{name}")
 
-    def of_database(kind: str) -> StageJob:
-        return embed(kind, kind, retro_db=database, data_path=[corpus.tokens])
+    def of_database(kind: str, **more: Any) -> StageJob:
+        return embed(kind, kind, retro_db=database, data_path=[corpus.tokens], **more)
 
-    sampled, train = of_database("sampled"), of_database("train")
+    check_index_training(recipe)
+    index = index_of_sample(recipe)
+    sampled, train = of_database("sampled", **index), of_database("train")
     empty, added = recipe.at("retro", "index_empty"), recipe.at("retro", "index")
     samples = {**_samples(recipe), "data_path": [corpus.tokens]}
 
@@ -205,6 +207,25 @@ def written_vocabulary(recipe: Recipe) -> dict[str, Any]:
     """The tokenizer that [retro_db] names, for [retro_embed] too unless it names one."""
     written, own = recipe.table("retro_db"), recipe.table("retro_embed")
     return {n: written[n] for n in VOCABULARY.values() if n in written and n not in own}
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+
+def check_index_training(recipe: Recipe) -> None:
+    """Refuse an index that the sampled chunks cannot train, before any stage runs."""
+    count = recipe.table("retro_db").get("retro_index_ntrain")
+    places = {"embeddings": "-", "output_dir": "-"}
+    where = f"{recipe.where} [faiss_train]"
+    config = build_config("faiss_train", {**recipe.table("faiss_train"), **places}, where)
+    if isinstance(count, int):
+        config.check_sample(count, f"{recipe.where} [retro_db] retro_index_ntrain = {count}")
+
+
+def index_of_sample(recipe: Recipe) -> dict[str, Any]:
+    """The index that [faiss_train] names, for the stage that embeds the sampled chunks."""
+    named = recipe.table("faiss_train").get("retro_index_str")
+    return {} if named is None else {"retro_index_str": named}
 
 
 # --- samples --------------------------------------------------------------------------------------

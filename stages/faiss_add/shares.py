@@ -137,9 +137,10 @@ def _refuse_other(plan: Plan, joined: Shards, sizes: NDArray[np.int64]) -> None:
     """Refuse a joined index that does not hold every vector once."""
     same_lists = np.array_equal(sizes, _sizes(joined.parts[0]))
     if joined.num_vectors != plan.blocks.num_vectors or not same_lists:
+        lists = "" if same_lists else ", and its lists are not as long as those of its shares"
         raise DataError(
             f"merge: the joined index holds {joined.num_vectors} vectors, wanted "
-            f"{plan.blocks.num_vectors}; remove the shares and make them again"
+            f"{plan.blocks.num_vectors}{lists}; remove the shares and make them again"
         )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from trainyard.artifacts.output import Output
 from trainyard.config import check_above_zero, check_at_least, check_at_most, location
 from trainyard.errors import ConfigError
-
-AUTO = "auto"
-"""The index is chosen by the number of vectors; the log says why."""
+from trainyard.retrieval.index_choice import AUTO, check_points
 
 MOST_VECTORS = 1 << 40
 """Of an index: over fifty times the chunks of the largest database in use (InstructRetro)."""
@@ -49,6 +48,17 @@ class FaissTrainConfig:
                 "--retro-index-train-load-fraction must be above 0 and at most 1, got "
                 f"{self.retro_index_train_load_fraction}"
             )
+
+    def check_sample(self, num_sampled: int, source: str) -> None:
+        """Refuse an index that so many embeddings cannot train, before there are any.
+
+        source: what decides how many there are."""
+        available = math.ceil(num_sampled * self.retro_index_train_load_fraction)
+        if self.retro_index_ntrain is not None and self.retro_index_ntrain < available:
+            available, source = self.retro_index_ntrain, "--retro-index-ntrain of faiss_train"
+        elif self.retro_index_train_load_fraction < 1:
+            source += f" with its load fraction {self.retro_index_train_load_fraction}"
+        check_points(self.retro_index_str, available, source, "raise it")
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The embeddings."""

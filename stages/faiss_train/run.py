@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from stages.faiss_train.config import AUTO, FaissTrainConfig
+from stages.faiss_train.config import FaissTrainConfig
 from stages.runtime.context import StageRun
 from trainyard.errors import ConfigError
 from trainyard.machine import memory_bytes
 from trainyard.retrieval import index as faiss_index
-from trainyard.retrieval.index_choice import POINTS_PER_LIST, Choice, choose_index
+from trainyard.retrieval.index_choice import AUTO, POINTS_PER_LIST, Choice, choose_index
 from trainyard.retrieval.index_document import DOCUMENT, EMPTY, IndexDocument
 from trainyard.retrieval.vectors import EmbeddingBlocks
 

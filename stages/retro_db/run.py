@@ -138,9 +138,15 @@ def _cut(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> N
     threads = {"TOKENIZERS_PARALLELISM": "false"}  # the crew is the parallelism
     flat = [job for block in jobs.values() for job in block]
     total = sum(job.num_tokens for job in flat)
+    began, tokens_done = time.monotonic(), 0
+    at_once = max(crew.processes, 1) * crew.threads
     with stage.progress(total, "tokens", "retro_db") as progress:
-        for job, rows in run_jobs(cut_job, flat, crew, threads):
+        for number, (job, rows) in enumerate(run_jobs(cut_job, flat, crew, threads), 1):
             progress.update(job.num_tokens)
+            tokens_done += job.num_tokens
+            if number == min(at_once, len(flat)):  # each worker has done about one
+                minutes = (time.monotonic() - began) / 60 * total / max(tokens_done, 1)
+                log.info("cutting tokens=%d estimated_minutes=%.1f", total, minutes)
             mine = found[job.block]
             mine[job.first] = rows
             if len(mine) == len(jobs[job.block]):

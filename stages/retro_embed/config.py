@@ -42,6 +42,9 @@ class RetroEmbedConfig(FolderInShares):
     retro_bert_vocab_file: str | None = location(None)
     """Its vocab.txt. Unset: the one in its folder."""
     embedding: EmbeddingConfig
+    retro_index_str: str | None = execution(None)
+    """With --chunks sampled: the index that will be trained, for faiss's index_factory. One with
+    more lists than these chunks suffice for is refused before any is embedded."""
     retro_block_size: int = 100000
     """Chunks of a block: a file, and what a killed run keeps."""
     retro_task_validate: float | None = execution(None)
@@ -75,6 +78,8 @@ class RetroEmbedConfig(FolderInShares):
                 "--retro-task-validate is a share of the blocks, above 0 and at most 1, got "
                 f"{self.retro_task_validate}"
             )
+        if self.retro_index_str is not None and self.source.chunks != "sampled":
+            raise ConfigError("--retro-index-str is for --chunks sampled; leave it out")
 
     def _check_embedder(self) -> None:
         if (self.load is None) == (self.embedder is None):

@@ -11,6 +11,7 @@ from trainyard.checkpoint.stored_step import check_step
 from trainyard.conversion.detect import detect
 from trainyard.errors import ConfigError
 from trainyard.retrieval.chunk_database import ChunkDatabase
+from trainyard.retrieval.index_choice import check_points
 
 
 def check_inputs(config: RetroEmbedConfig) -> None:
@@ -18,7 +19,15 @@ def check_inputs(config: RetroEmbedConfig) -> None:
     checkpoint."""
     if isinstance(config.source, DatabaseChunks):
         check_in_folder(config.source.retro_db, config.source.merged)
-        num_in_base(config.source, open_database(config.source))
+        database = open_database(config.source)
+        num_in_base(config.source, database)
+        if config.retro_index_str is not None:
+            check_points(
+                config.retro_index_str,
+                len(database),
+                database.url,
+                "build the database with a larger --retro-index-ntrain or of more documents",
+            )
     if config.load is not None and detect(config.load) in ("trainyard", None):
         check_step(config.load, "--load")
 

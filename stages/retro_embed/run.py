@@ -36,6 +36,12 @@ log = logging.getLogger(__name__)
 AHEAD = Crew(processes=0, threads=1)
 """Texts of the next block become tokens while this one is computed."""
 
+FEWEST_PROBED, MOST_PROBED = 8, 8192
+"""Chunks whose embedding is timed to estimate that of all."""
+
+PROBE_SECONDS = 0.5
+"""Such a time can be scaled: it is more than what a first call takes alone."""
+
 Made = tuple[Block, int, Vectors]
 """A block, its BERT tokens, its vectors."""
 
@@ -111,6 +117,8 @@ def _embed(
     if len(todo) < len(blocks):
         log.info("resuming: blocks_done=%d blocks=%d", len(blocks) - len(todo), len(blocks))
     total, left = (sum(map(len, some)) for some in (blocks, todo))
+    if todo:
+        _log_expected_time(todo[0], left, texts, embedder)
     last = time.monotonic()
     with stage.progress(total, "chunks", "retro_embed", start=total - left) as progress:
         for block, num_tokens, vectors in _made(todo, texts, embedder):
@@ -122,6 +130,21 @@ def _embed(
                 *(block.start, block.end, num_tokens, now - last, num_tokens / (now - last)),
             )
             last = now
+
+
+def _log_expected_time(block: Block, count: int, texts: Texts, embedder: Embedder[Any]) -> None:
+    """Estimate the work from the first chunks of a block: twice as many until it can be timed."""
+    probe = min(FEWEST_PROBED, len(block))
+    while True:
+        some = texts.read(block.start, block.start + probe)
+        began = time.monotonic()
+        embedder.embed(embedder.prepare(some)[0])
+        seconds = time.monotonic() - began
+        if seconds >= PROBE_SECONDS or 2 * probe > min(len(block), MOST_PROBED):
+            break
+        probe *= 2
+    minutes = count * seconds / probe / 60
+    log.info("embedding chunks=%d estimated_minutes=%.1f", count, minutes)
 
 
 def _made(blocks: Sequence[Block], texts: Texts, embedder: Embedder[Any]) -> Iterator[Made]:

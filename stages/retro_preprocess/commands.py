@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from trainyard.artifacts.urls import join
 from trainyard.config import flag
 from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.errors import ConfigError
+from trainyard.retrieval.index_choice import check_points
 from trainyard.retrieval.project import DATABASE, EMPTY_INDEX, INDEX, QUERY, Project
 from trainyard.tokenizers.config import TokenizerConfig
 
@@ -60,8 +62,10 @@ class Commands:
     def of_step(self, step: str) -> Iterator[Command]:
         """In order. Raises ConfigError for an option that the step needs."""
         if step == "db-build":
+            self._check_training()  # the sample is drawn here
             yield self._database()
         elif step == "index-train":
+            self._check_training()
             yield self._embed_database("sampled")
             if self._config.retro_task_validate is None:  # it has no blocks
                 yield self._train()
@@ -86,6 +90,20 @@ class Commands:
     def _embeddings(self, name: str) -> str:
         return self._at(EMBEDDINGS, name)
 
+    def _check_training(self) -> None:
+        """Refuse an index that the sample cannot train, before the first chunk is cut."""
+        config = self._project.config
+        if config.retro_index_ntrain is None:
+            return
+        share = config.retro_index_train_load_fraction or 1.0
+        check_points(
+            config.retro_index_str,
+            math.ceil(config.retro_index_ntrain * share),
+            f"--retro-index-ntrain {config.retro_index_ntrain}"
+            + ("" if share == 1 else f" with --retro-index-train-load-fraction {share}"),
+            "raise it",
+        )
+
     # --- steps ----------------------------------------------------------------------------
 
     def _database(self) -> Command:
@@ -99,6 +117,7 @@ class Commands:
                 **_tokenizer(self._project.gpt_tokenizer()),
                 **self._vocabulary(),
                 "retro_index_ntrain": config.retro_index_ntrain,
+                "retro_sample_mode": self._config.retro_sample_mode,
                 "retro_gpt_split": config.retro_gpt_split,
                 "retro_gpt_chunk_length": config.retro_gpt_chunk_length,
                 "retro_doc_block_size": config.retro_doc_block_size,
@@ -117,7 +136,7 @@ class Commands:
 
     def _embed(self, chunks: str, name: str, source: Mapping[str, Any]) -> Command:
         given, config = self._config, self._project.config
-        if given.load is None:
+        if given.load is None and given.embedder is None:
             raise ConfigError("embedding chunks needs --load, the BERT that embeds them")
         return Command(
             "retro_embed",
@@ -125,10 +144,14 @@ class Commands:
                 "chunks": chunks,
                 **source,
                 **_tokenizer(self._project.gpt_tokenizer()),
-                **self._vocabulary(),
+                **(self._vocabulary() if given.embedder is None else {}),
                 "load": given.load,
+                "embedder": given.embedder,
+                "pooling": given.pooling,
+                "normalize": given.normalize,
                 "retro_bert_batch_size": config.retro_bert_batch_size,
                 "retro_bert_max_chunk_length": config.retro_bert_max_chunk_length,
+                "retro_index_str": config.retro_index_str if chunks == "sampled" else None,
                 "retro_block_size": config.retro_block_size,
                 "retro_task_validate": given.retro_task_validate,
                 "bf16": given.bf16,
@@ -160,6 +183,8 @@ class Commands:
                 "retro_index_add_load_fraction": config.retro_index_add_load_fraction,
                 "retro_query_nprobe": config.retro_query_nprobe,
                 "retro_query_num_neighbors_save": config.retro_query_num_neighbors_save,
+                "target_recall": self._config.target_recall,
+                "retro_min_recall": self._config.retro_min_recall,
                 "retro_task_validate": self._config.retro_task_validate,
                 "output_dir": self._at(INDEX),
             },
@@ -179,6 +204,8 @@ class Commands:
                 "retro_query_nprobe": config.retro_query_nprobe,
                 "retro_query_num_neighbors_query": config.retro_query_num_neighbors_query,
                 "retro_query_num_neighbors_save": config.retro_query_num_neighbors_save,
+                "retro_exclude_evaluation": self._config.retro_exclude_evaluation,
+                "retro_exclude_run": self._config.retro_exclude_run,
                 "retro_block_size": config.retro_block_size,
                 "retro_task_validate": self._config.retro_task_validate,
                 "output_dir": self._at(QUERY, split),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.config import also, check_at_least, execution, location, suggest
+from trainyard.embedding.config import Pooling
 from trainyard.errors import ConfigError
 
 STEPS = ("db-build", "index-train", "index-add", "query-neighbors")
@@ -42,7 +43,10 @@ class RetroPreprocessConfig:
     """Make nothing: compute this share of the blocks of every step again and compare. The training
     of the index has no blocks."""
     load: str | None = location(None)
-    """The BERT that embeds chunks, any checkpoint that retro_embed reads."""
+    """The BERT that embeds chunks, any checkpoint that retro_embed reads. Not kept in config.json:
+    give it in every call."""
+    embedder: str | None = None
+    """Instead of --load: an embedder of an installed package, as for retro_embed."""
     retro_gpt_seed: int | None = None
     """Seed of the order of samples; default 1234."""
     retro_gpt_data_path: tuple[str, ...] = location(())
@@ -105,6 +109,20 @@ class RetroPreprocessConfig:
     """Chunks to find for each chunk; default 200."""
     retro_query_num_neighbors_save: int | None = None
     """Neighbours to keep; default 20."""
+    pooling: Pooling | None = None
+    """Vector of a text, as for retro_embed; default: mean, Megatron-LM's."""
+    normalize: bool = False
+    """Scale every vector to length 1."""
+    retro_sample_mode: Literal["uniform", "prefix"] | None = None
+    """How chunks that train the index are drawn, as for retro_db; default: uniform."""
+    target_recall: float | None = None
+    """Recall for which the number of lists to search is chosen; default 0.95."""
+    retro_min_recall: float | None = None
+    """Publish no index of less recall; default 0."""
+    retro_exclude_evaluation: tuple[str, ...] = location(())
+    """Prefixes of token files of evaluation sets, whose text no neighbour repeats."""
+    retro_exclude_run: int | None = None
+    """Tokens in a row that repeat it; default 32."""
     bf16: bool = execution(False)
     """Embed in bfloat16."""
     fp16: bool = execution(False)
@@ -125,6 +143,8 @@ class RetroPreprocessConfig:
                 f"--retro-task-validate must be above 0 and at most 1, got "
                 f"{self.retro_task_validate}"
             )
+        if self.load is not None and self.embedder is not None:
+            raise ConfigError("give --load (a BERT) or --embedder (a function), not both")
         if self.bf16 and self.fp16:
             raise ConfigError("give --bf16 or --fp16, not both")
 

@@ -48,6 +48,7 @@ def test_a_stage_survives_a_kill_anywhere(
 
 ON_S3 = dict.fromkeys(("tokenize", "merge", "index", "retro_db"), 20)
 ON_S3 |= {"pretrain": 8, "reshard": 8, "clean": 6, "decontaminate": 6, "dedup": 6, "mix": 6}
+ON_S3 |= dict.fromkeys(("retro_embed", "faiss_add", "faiss_query"), 6)
 
 
 @pytest.mark.parametrize("stage", ON_S3)

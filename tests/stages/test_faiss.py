@@ -79,6 +79,31 @@ def test_a_filled_index_has_every_vector_under_its_id_and_the_recall_it_says(
     assert again == pytest.approx([recalls[4]], abs=1e-6)
 
 
+@pytest.mark.slow
+def test_the_kind_of_large_databases_is_filled_and_searched(
+    embeddings: Path, tmp_path: Path
+) -> None:
+    """A rotation, a graph over the lists, product codes: that of guides, and auto's beyond 8 GB.
+
+    The index finds what faiss's own, trained alike and filled at once, finds."""
+    kind = "OPQ8_16,IVF16_HNSW8,PQ8"
+    train(embeddings, tmp_path / "empty", retro_index_str=kind)
+    add(tmp_path / "empty", embeddings, tmp_path / "full", retro_query_num_neighbors_save=20)
+    recall = {
+        one["nprobe"]: one["recall"] for one in document(tmp_path / "full")["recall"]["curve"]
+    }
+    assert recall[16] > 0.7
+    index = faiss_index.read(tmp_path / "full/added.faissindex")
+    plain = faiss_index.read(tmp_path / "empty/empty.faissindex")
+    plain.add(VECTORS)
+    for nprobe in (1, 16):
+        ours, theirs = (faiss_index.search(one, VECTORS, 10, nprobe, 16) for one in (index, plain))
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        assert (ours[1] == theirs[1]).mean() > 0.99, "but for equal distances"
+    _, nearest = faiss_index.search(index, VECTORS, 20, 16, 16)
+    assert (nearest == np.arange(4000)[:, None]).any(axis=1).mean() > 0.95
+
+
 def test_the_sample_to_train_on_is_spread_and_seeded(embeddings: Path, tmp_path: Path) -> None:
     bytes_of = {}
     for name, options in {

@@ -101,6 +101,10 @@ def test_growing_reports_the_drift(
     assert drift["before"]["recall"] == manifest(at / "old")["metrics"]["recall"]
     assert drift["after"]["list_imbalance"] > 2 * even, "all new vectors are in some list"
     assert drift["lists_without_new"] >= 12
+    grown = faiss_index.list_sizes(faiss_index.read(tmp_path / "grown/added.faissindex"))
+    assert grown is not None
+    assert drift["before"]["empty_lists"] == (sizes == 0).sum()
+    assert drift["after"]["empty_lists"] == (grown == 0).sum()
     assert "train a new index on a sample of everything" in capsys.readouterr().err
     assert "drift" not in manifest(at / "old")["metrics"]
 
@@ -181,6 +185,48 @@ def test_a_share_that_was_changed_is_not_joined(
     )
     add(at / "empty", both, tmp_path / "out", expect=1, world_size=2)
     assert "00001-of-00002/added.faissindex" in capsys.readouterr().err
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("of other lists", "wanted 3300, and its lists are not as long"),
+        ("twice", "wanted 3300, and its lists are not as long"),
+        ("of other codes", "merge: the joined index finds other neighbours of vector"),
+    ],
+)
+def test_a_join_that_went_wrong_is_not_published(
+    change: str,
+    message: str,
+    at: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Shares that are right, of which the join takes other vectors, as memory that fails would."""
+    both, join = [at / "a", at / "b"], faiss_index.append
+    for rank in range(2):
+        add(at / "empty", both, tmp_path / "out", rank=rank, world_size=2)
+
+    def append(whole: Any, part: Any) -> None:
+        first = whole.ntotal
+        vectors = np.concatenate((OLD, NEW))[first : first + part.ntotal]
+        part.reset()
+        if change == "twice":
+            vectors = vectors[[0] * len(vectors)]
+        elif change == "of other lists":
+            vectors = -vectors
+        codes = faiss_index.encode(part, vectors)
+        if change == "of other codes":
+            codes[:, 1:] ^= 255  # the same lists
+        faiss_index.add_codes(part, codes, first)
+        join(whole, part)
+
+    monkeypatch.setattr(faiss_index, "append", append)
+    add(at / "empty", both, tmp_path / "out", expect=1, world_size=2)
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out/manifest.json").exists()
 
 

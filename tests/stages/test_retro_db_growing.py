@@ -1,7 +1,9 @@
-"""A chunk database that grows by documents, and one whose blocks are cut again to be compared."""
+"""A chunk database that grows by documents, and one whose blocks are cut again to be compared; the
+log's estimate of time."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import stages.retro_db.run as stage
 from stages.retro_db.config import RetroDbConfig
 from stages.runtime.cli import stage_main
 from tests.stages.test_retro_db import files
-from tests.trainyard.retrieval.corpora import arrays, options, write_two
+from tests.trainyard.retrieval.corpora import arrays, build, options, write_two
+from trainyard.corpus.indexed import IndexedDataset
 
 
 def publish(folder: Path, out: str, data_path: list[str], expect: int = 0, **more: Any) -> None:
@@ -72,3 +75,12 @@ def test_validation_finds_a_block_with_other_chunks(
     assert "00-03.hdf5: chunks_valid is not what the token files give" in capsys.readouterr().err
     publish(tmp_path, "db", data_path, 2, retro_doc_block_size=2, retro_task_validate=1)
     assert "was made with 3; give the options that it was made with" in capsys.readouterr().err
+
+
+def test_the_log_estimates_the_time_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    corpora = write_two(tmp_path)
+    with caplog.at_level(logging.INFO, logger=stage.__name__):
+        build(tmp_path, corpora, retro_doc_block_size=2)
+    said = [one for one in caplog.messages if "estimated_minutes" in one]
+    tokens = sum(IndexedDataset(prefix).sequence_lengths.sum() for prefix in corpora)
+    assert said == [f"cutting tokens={tokens} estimated_minutes=0.0"]

@@ -63,6 +63,17 @@ def test_every_chunk_has_its_vector_under_its_number(kind: str, yard: Path, tmp_
     assert len(names) == -(-len(wanted) // 4)
 
 
+def test_the_log_estimates_the_time_once(
+    yard: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "FEWEST_PROBED", 2)
+    with caplog.at_level(logging.INFO, logger=stage.__name__):
+        run(yard, tmp_path / "out")
+    said = [one for one in caplog.messages if "estimated_minutes" in one]
+    assert said == [f"embedding chunks={CHUNKS} estimated_minutes=0.0"]
+    assert caplog.messages.index(said[0]) == 0, "before the first block"
+
+
 def test_chunks_of_a_trainings_samples_are_embedded_in_its_order(
     yard: Path, tmp_path: Path
 ) -> None:

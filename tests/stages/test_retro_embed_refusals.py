@@ -115,6 +115,7 @@ def test_nothing_to_validate_is_refused(yard: Path, tmp_path: Path) -> None:
         ({"retro_block_size": 0}, "--retro-block-size must be at least 1"),
         ({"chunks": "pretraining"}, "retro_db .* only applies with --chunks train; leave it out"),
         ({"chunks": "test"}, "chunks is 'test'"),
+        ({"retro_index_str": "Flat"}, "--retro-index-str is for --chunks sampled"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -153,6 +154,16 @@ def test_wrong_inputs_are_refused_before_any_work(yard: Path, tmp_path: Path) ->
     refused(yard, out, "another vocabulary; give the encoder of", **given)
     vocabulary.write_text("\n".join(lines))  # the same tokens in another file
     run(yard, out, **given)
+
+
+def test_chunks_too_few_for_the_index_are_refused_before_any_is_embedded(
+    yard: Path, tmp_path: Path
+) -> None:
+    given = options(yard, tmp_path, chunks="sampled", retro_index_str="IVF4,Flat")
+    words = r"its 4 lists need 156 .*sampled.hdf5 gives 7; .*larger --retro-index-ntrain"
+    with pytest.raises(ConfigError, match=words):
+        check_inputs(from_dict(RetroEmbedConfig, given))
+    check_inputs(from_dict(RetroEmbedConfig, {**given, "retro_index_str": "Flat"}))
 
 
 def test_embeddings_that_fill_the_disk_are_refused(

@@ -11,9 +11,11 @@ import pytest
 
 pytest.importorskip("faiss")
 
+from flows.stage_configs import CONFIGS
 from stages.retro_preprocess.commands import Command, Commands
 from stages.retro_preprocess.config import RetroPreprocessConfig
 from stages.retro_preprocess.run import merged_project
+from stages.runtime.cli import parse_options
 from tests.stages.directly import run_process
 from tests.trainyard.retrieval.corpora import LENGTH, write_corpus, write_vocabulary
 from tests.trainyard.retrieval.samples import SEQ_LENGTH, sentences
@@ -78,6 +80,44 @@ def test_tasks_have_two_spellings_and_run_in_their_order(
     assert [one.stage for one in planned(tmp_path, retro_tasks=[tasks])] == stages
 
 
+def test_options_of_one_stage_are_passed_on_to_it(tmp_path: Path) -> None:
+    given = {
+        "pooling": "mean-all",
+        "normalize": True,
+        "retro_sample_mode": "prefix",
+        "target_recall": 0.9,
+        "retro_min_recall": 0.8,
+        "retro_exclude_evaluation": ["tests/nq", "tests/squad"],
+        "retro_exclude_run": LENGTH,
+    }
+    readers: dict[str, set[str]] = {
+        "retro_db": {"retro_sample_mode"},
+        "retro_embed": {"pooling", "normalize"},
+        "faiss_train": set(),
+        "faiss_add": {"target_recall", "retro_min_recall"},
+        "faiss_query": {"retro_exclude_evaluation", "retro_exclude_run"},
+    }
+    plain = {one.stage: one.argv() for one in planned(tmp_path)}
+    for command in planned(tmp_path, **given):
+        words = command.argv()
+        for name, value in given.items():
+            flag = f"--{name.replace('_', '-')}"
+            assert flag not in plain[command.stage], "finished stages are not made again"
+            assert (flag in words) == (name in readers[command.stage])
+            if flag in words and value is not True:
+                values = value if isinstance(value, list) else [str(value)]
+                assert words[words.index(flag) + 1 :][: len(values)] == values
+        parse_options(CONFIGS[command.stage], words[2:], None, None, [])
+
+
+def test_a_function_of_a_package_embeds_instead_of_a_bert(tmp_path: Path) -> None:
+    words = planned(tmp_path, load=None, embedder="ours")[1].argv()
+    assert words[words.index("--embedder") + 1] == "ours"
+    assert not {"--load", "--retro-bert-vocab-file"} & set(words)
+    with pytest.raises(ConfigError, match=r"give --load .* or --embedder .*, not both"):
+        planned(tmp_path, embedder="ours")
+
+
 def test_validation_is_of_every_step_with_blocks(tmp_path: Path) -> None:
     checked = planned(tmp_path, retro_task_validate=0.5)
     assert [one.stage for one in checked] == [
@@ -109,6 +149,24 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="retro_bert_tokenizer_type"):
         planned(tmp_path)
+
+
+def test_an_index_that_the_sample_cannot_train_is_refused_before_the_first_chunk(
+    tmp_path: Path,
+) -> None:
+    """39 vectors a list, of those that the load fraction leaves."""
+    enough = {"retro_index_ntrain": 16 * 39, "retro_index_str": "OPQ8_16,IVF16_HNSW8,PQ8"}
+    embed = planned(tmp_path, **enough)[1]
+    assert embed.options["retro_index_str"] == enough["retro_index_str"]
+    for more, message in (
+        ({"retro_index_ntrain": 600}, r"its 16 lists need 624 .* --retro-index-ntrain 600 gives"),
+        ({"retro_index_ntrain": 600}, r"raise it, or give an index of at most 15 lists"),
+        ({"retro_index_train_load_fraction": 0.5}, r"load-fraction 0.5 gives 312"),
+    ):
+        for task in ("db-build", "index-train"):
+            with pytest.raises(ConfigError, match=message):
+                planned(tmp_path, **{**enough, **more}, retro_tasks=[task])
+    planned(tmp_path, **{**enough, "retro_index_ntrain": 600}, retro_tasks=["query"])
 
 
 # --- the whole of it --------------------------------------------------------------------------

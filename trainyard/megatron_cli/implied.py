@@ -18,7 +18,7 @@ DEVICES = ("world-size", "data-parallel-size", "nproc-per-node")
 FILES = ("tokenizer-model", "vocab-file", "vocab", "merge-file")
 """Without them --use-checkpoint-args brings the checkpoint's."""
 
-OTHER = {"out-seq-length": "num-tokens-to-generate"}
+OTHER = {"out-seq-length": "num-tokens-to-generate", "top-k": "greedy"}
 """The other spelling of a flag that a program implies."""
 
 OF_ANOTHER = {"valid-data-split": "valid-data-path"}

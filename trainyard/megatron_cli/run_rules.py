@@ -8,6 +8,7 @@ import signal as signals
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.command_line import CommandLine, Rule
 from trainyard.megatron_cli.options import Option, is_number
+from trainyard.megatron_cli.text_rules import answers_questions, questions_file
 
 LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error"}
 """The levels of --log-level, by Python's numbers."""
@@ -92,6 +93,8 @@ def _optimizer(line: CommandLine, option: Option) -> list[Option]:
 
 def _data_folder(line: CommandLine, option: Option) -> list[Option]:
     """Instruction data by the names of its data sets, each a folder with two files."""
+    if answers_questions(line):
+        return questions_file(line, option)
     named = line.last("data-path")
     if named is None:
         raise ConfigError(f"{option.given} is the folder of --data-path; give --data-path too")

@@ -67,6 +67,8 @@ VALUES: dict[tuple[str, str], str] = {
     ("task", "NQ"): "nq",
     ("task", "TRIVIAQA"): "triviaqa",
     ("task", "SQUAD"): "squad",
+    ("task", "tqa"): "triviaqa",
+    ("task", "squad1.1"): "squad",
 }
 """Other spellings of values."""
 

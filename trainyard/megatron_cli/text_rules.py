@@ -3,6 +3,7 @@ for the flag."""
 
 from __future__ import annotations
 
+from trainyard.errors import ConfigError
 from trainyard.megatron_cli.command_line import CommandLine, Rule
 from trainyard.megatron_cli.options import Option, is_number
 
@@ -46,10 +47,59 @@ def _num_samples(line: CommandLine, option: Option) -> list[Option]:
 
 def _text_file(line: CommandLine, option: Option) -> list[Option]:
     """The file of the texts: a folder here, like every output."""
-    line.remarks.append(
-        f"{option.given} {option.value}: a folder, with the texts in generations.jsonl"
-    )
+    file = "predictions.jsonl" if answers_questions(line) else "generations.jsonl"
+    line.remarks.append(f"{option.given} {option.value}: a folder, with the texts in {file}")
     return [Option(option.given, "output-dir", option.values)]
+
+
+def answers_questions(line: CommandLine) -> bool:
+    """Whether the command is stages.evaluate."""
+    return line.vocabulary.ours("valid-data") is not None
+
+
+def _greedy(line: CommandLine, option: Option) -> list[Option]:
+    """The likeliest token, whatever else is given would choose another."""
+    for name, value in (("top-k", "1"), ("top-p", "0")):
+        other = line.last(name)
+        if other is not None and float(other.value or "nan") != float(value):
+            raise ConfigError(
+                f"{option.given} takes the likeliest token, and {other.given} {other.value} draws "
+                "one; give one of them"
+            )
+    return [] if line.last("top-k") else [Option(option.given, "top-k", ["1"])]
+
+
+def _top_p(line: CommandLine, option: Option) -> list[Option]:
+    """Without a number of tokens, it chooses among all, as in Megatron-LM; ours is 1."""
+    if line.last("top-k", "greedy", "config") or not is_number(option.value):
+        return [option]
+    return [option, *([Option("--top-k", "top-k", ["0"])] if float(option.value) else [])]
+
+
+def questions_file(line: CommandLine, option: Option) -> list[Option]:
+    """--data-folder and --split as the file of a task's questions, as retro_generate.sh names it:
+    FOLDER/TASK/SPLIT.json."""
+    folder, split = line.last("data-folder"), line.last("split")
+    if folder is not None and split is not None:
+        task = line.last("task")
+        if task is None:
+            raise ConfigError(f"{folder.given} has a folder for each task; give --task too")
+        path = f"{folder.value.rstrip('/')}/{task.value}/{split.value}.json"
+        line.remarks.append(f"{folder.given} and {split.given}: the questions of {path}")
+        return [Option(option.given, "valid-data", [path])]
+    if any(_is_of_pair(one) for one in line.options if one is not option):
+        return []  # the other one has become the file
+    if split is None:
+        raise ConfigError(
+            f"{option.given} needs --split: the questions are in FOLDER/TASK/SPLIT.json; or name "
+            "the file with --valid-data"
+        )
+    line.ignore(option, "it only applies with --data-folder; --valid-data names whole files")
+    return []
+
+
+def _is_of_pair(option: Option) -> bool:
+    return option.given.lstrip("-").replace("_", "-") in ("data-folder", "split")
 
 
 TEXT_RULES: dict[str, Rule] = {
@@ -60,4 +110,7 @@ TEXT_RULES: dict[str, Rule] = {
     "sample-output-file": _text_file,
     "output-file": _text_file,
     "incoming-requests-per-sec": _requests_per_second,
+    "greedy": _greedy,
+    "top-p": _top_p,
+    "split": questions_file,
 }

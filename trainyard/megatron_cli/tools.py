@@ -59,11 +59,39 @@ PLAN = Tool(
 OF_STAGE_PRETRAIN = ("use-checkpoint-args", "ckpt-convert-format", "ckpt-convert-save")
 """Flags of Megatron-LM that stages.pretrain takes, and the training of the library does not."""
 
+OF_GENERATION = (
+    (
+        "a question is answered by the decoder alone, from its prompt, as Megatron-LM does with "
+        "--retro-attention-gate 0: no encoder runs, and no neighbours but those in the prompt",
+        """
+        k r m retro-num-neighbors retro-num-retrieved-chunks reuse-top retro-add-retriever
+        add-retriever retro-project-dir retro-workdir retro-encoder-layers
+        retro-encoder-hidden-dropout retro-encoder-attention-dropout encoder-layers
+        encoder-hidden-dropout encoder-attention-dropout retro-mask-encoder disable-encoder
+        question-in-encoder retro-no-verify-neighbor-count retro-verify-neighbor-count
+        """,
+    ),
+    (
+        "Megatron-LM's retro_text_generation.py does not use it either",
+        """
+        num-samples genfile recompute epsilon debug-gen dpr-mode faiss-ckpt weight adaptor
+        project-size shuffle-topn chunk0 without-title prefix reset-eval cyclic-train-iters
+        original-db-file qa-space-pad
+        """,
+    ),
+    ("only the answers are generated", "answer-loss-only eod-mask-loss"),
+)
+"""Flags of `retro_text_generation.py`, which answers questions."""
+
 EVALUATE = Tool(
     training="it only applies to training",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
-    rules=OF_A_CHECKPOINT,
+    rules=(
+        *OF_A_CHECKPOINT,
+        *("greedy", "top-p", "data-folder", "split", "sample-output-file"),
+    ),
     accepted=(
+        *OF_GENERATION,
         CHECKPOINT_ARGS,
         NOT_SPREAD,
         ("scores are computed in fp32, which 8 and 16 bits approximate", f"fp16 bf16 {OF_FP8}"),
@@ -75,7 +103,20 @@ EVALUATE = Tool(
             """,
         ),
     ),
-    absent=(NO_FILE,),
+    absent=(
+        NO_FILE,
+        (
+            "the encoder takes no part in an answer, which is Megatron-LM's 0; leave it out",
+            "retro-attention-gate",
+        ),
+        ("answers are greedy or sampled; leave it out", "beam-search beam-size length-penalty"),
+    ),
+    harmless={"retro-attention-gate": ("0", "0.0"), "length-penalty": ("1", "1.0")},
+    renamed={
+        "greedy": "top-k",
+        "sample-input-file": "valid-data",
+        "sample-output-file": "output-dir",
+    },
     later={
         **{
             ("task", name): f"the task {name} trains a BERT, which stages.classify does"
@@ -99,7 +140,11 @@ SCORE = Tool(
 RETRO_PREPROCESS = Tool(
     training="the options --retro-... and the BERT of --load decide what the project has",
     absent=(NO_FILE,),
-    renamed={"retro-num-neighbors-query": "retro-query-num-neighbors-query"},
+    renamed={
+        "retro-num-neighbors-query": "retro-query-num-neighbors-query",
+        "retro-index-nprobe": "retro-query-nprobe",
+        "retro-bert-chunk-length": "retro-bert-max-chunk-length",
+    },
 )
 
 TOOLS = {

@@ -1,9 +1,16 @@
-"""The index that is built when no --retro-index-str is given. Pure arithmetic."""
+"""The index that is built when no --retro-index-str is given, and how many vectors a given one
+needs for its training. Pure arithmetic, without faiss."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+
+from trainyard.errors import ConfigError
+
+AUTO = "auto"
+"""As --retro-index-str: the index is chosen by the number of vectors."""
 
 SMALL = 20_000
 """Vectors among which exact search takes a millisecond or two."""
@@ -23,6 +30,35 @@ POINTS_PER_LIST = 39
 
 MOST_POINTS_PER_LIST = 256
 """Training vectors for each list that faiss uses at most."""
+
+_LISTS = re.compile(r"(?:^|,)\s*IVF(\d+)(k?)|(?:^|,)\s*IMI(\d+)x(\d+)")
+
+
+def num_lists(index_str: str | None) -> int:
+    """Lists of an inverted file by its factory string; 0 for any other index, and for one that is
+    still to be chosen."""
+    found = _LISTS.search(index_str or AUTO)
+    if found is None:
+        return 0
+    plain, thousands, parts, bits = found.groups()
+    if plain is not None:
+        return int(plain) * (1024 if thousands else 1)
+    return 1 << min(int(parts) * int(bits), 62)
+
+
+def check_points(index_str: str | None, num_training: int, source: str, remedy: str) -> None:
+    """Refuse an index with more lists than so many training vectors suffice for.
+
+    source: the option or file that says how many there are. remedy: how there can be more."""
+    lists = num_lists(index_str)
+    needed = lists * POINTS_PER_LIST
+    if num_training < needed:
+        fitting = max(num_training // POINTS_PER_LIST, 1)
+        raise ConfigError(
+            f"--retro-index-str {index_str}: its {lists:,} lists need {needed:,} training vectors "
+            f"({POINTS_PER_LIST} each), and {source} gives {num_training:,}; {remedy}, or give an "
+            f"index of at most {fitting:,} lists, or none for one that fits"
+        )
 
 
 @dataclass(frozen=True, slots=True)

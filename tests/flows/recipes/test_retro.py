@@ -31,6 +31,20 @@ def with_encoder() -> str:
     return 'encoder = "minilm"\n' + text[:begin] + after
 
 
+def indexed(index: str, *more: str) -> str:
+    """The quick start's recipe with an index."""
+    lines = ["[faiss_train]", f'retro_index_str = "{index}"', *more]
+    text = QUICKSTART.read_text()
+    assert "[faiss_train]" not in text
+    return "\n".join([text, *lines, ""])
+
+
+def test_chunks_that_train_an_index_are_embedded_for_it() -> None:
+    every = jobs(indexed("IVF256,SQ8"))
+    assert every.embed_sampled.document["retro_index_str"] == "IVF256,SQ8"
+    assert "retro_index_str" not in every.embed_train.document
+
+
 def test_jobs_come_in_the_order_in_which_they_run() -> None:
     names = [job.name for job in jobs().all()]
     tokens = ["collect", "train_tokenizer", "tokenize-train-00000", "tokenize-train-00001", "merge"]
@@ -99,6 +113,11 @@ def test_a_given_encoder_is_not_trained() -> None:
         (lambda text: with_encoder().partition("\n")[2], r"chunks need a BERT that embeds them"),
         (lambda text: text.replace("[retro_embed]", '[retro_embed]\nload = "x"'), "decided by"),
         (lambda text: text.replace("[bert]", '[bert]\nmodel_type = "gpt"'), "decided by the flow"),
+        (lambda _: indexed("IVF257,SQ8"), r"257 lists need 10,023 .* \[retro_db\] .*10000 gives"),
+        (
+            lambda _: indexed("IVF2,SQ8", "retro_index_ntrain = 77"),
+            r"-ntrain of faiss_train gives 77",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(change: object, message: str) -> None:

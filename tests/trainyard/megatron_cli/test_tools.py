@@ -143,6 +143,11 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
             "--retro-num-neighbors-query 20",
             "--retro-query-num-neighbors-query 20",
         ),
+        (
+            "retro_preprocess",
+            "--retro-index-nprobe 4096 --retro-bert-chunk-length 256",
+            "--retro-query-nprobe 4096 --retro-bert-max-chunk-length 256",
+        ),
         ("benchmark", "--max-batch-size 2 --top_p 0.5", "--inference-max-requests 2 --top-p 0.5"),
         (
             "benchmark",
