@@ -206,10 +206,15 @@ def search(
             # The graph cannot return more lists than it visits.
             wide = max(ef_search, min(nprobe, lists.nlist))
             space.set_index_parameter(index, "quantizer_efSearch", wide)
-    elif isinstance(innermost(index), faiss.IndexHNSW):
+    elif is_graph(index):
         space.set_index_parameter(index, "efSearch", max(ef_search, k))
     distances, ids = index.search(queries, k)
     return distances, ids
+
+
+def is_graph(index: Any) -> bool:
+    """Whether its vectors are the nodes of a graph."""
+    return isinstance(innermost(index), faiss.IndexHNSW)
 
 
 def reset_counters() -> None:

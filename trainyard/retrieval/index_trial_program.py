@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.random import default_rng
 
@@ -62,7 +61,7 @@ def use(index: Any, path: Path) -> None:
         lists = faiss_index.inverted_file(index)
         nprobe = int(lists.nlist) if lists else 1
         faiss_index.search(index, vectors[:THROUGH_ALL], NEIGHBORS, nprobe, VECTORS)
-        if lists or isinstance(faiss_index.innermost(index), faiss.IndexHNSW):
+        if lists or faiss_index.is_graph(index):
             faiss_index.search(index, vectors, NEIGHBORS, 1, VECTORS)
 
 
