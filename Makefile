@@ -136,7 +136,7 @@ up: env ## Start database, Prefect, worker and object store (docs/operate.md)
 down: ## Stop them; volumes stay
 	@docker compose --profile '*' down
 
-test: install ## Unit tests, under two minutes
+test: install ## Unit tests, about two minutes
 	@$(PYTEST) -q -n $(JOBS) --dist loadfile
 
 test-distributed: install ## Trainings on up to eight ranks against one process, every case, minutes
@@ -177,7 +177,7 @@ format: install ## Format the sources
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-clean-quickstart: ## Remove YARD/quickstart and Prefect's record of it
+clean-quickstart: ## Remove YARD/quickstart and Prefect's records of all runs in YARD
 	rm -rf "$(LOCAL_YARD)/quickstart" "$(LOCAL_YARD)/.prefect"
 
 clean: ## Remove .venv and the caches of checks; YARD stays
