@@ -123,6 +123,10 @@ MOCK = {"tokenizer_type": "NullTokenizer", "tokenizer_model": "", "vocab_size": 
 MOCK |= {"data_path": "", "data_cache_path": "", "tensorboard_dir": "", "num_query_groups": "2"}
 
 
+SAMPLES = {"train_samples": "8", "lr_warmup_samples": "2", "lr_decay_samples": "8"}
+NO_PROFILE = {"profile": "", "profile_step_start": "", "profile_step_end": ""}
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("name", "others", "ranks"),
@@ -133,8 +137,14 @@ MOCK |= {"data_path": "", "data_cache_path": "", "tensorboard_dir": "", "num_que
             | {"wandb_exp_name": ""},
             2,
         ),
+        ("train.sh", SAMPLES | {"num_layers": "8", "mamba_num_groups": "1"}, 1),
+        (
+            "train_llama3_8b_h100_fp8.sh",
+            SAMPLES | NO_PROFILE | {"exit_duration_in_mins": "", "attention_backend": "auto"},
+            1,
+        ),
     ],
-    ids=["mixtral"],
+    ids=["mixtral", "hybrid", "fp8"],
 )
 def test_other_families_train(
     tmp_path: Path, name: str, others: dict[str, str], ranks: int

@@ -17,6 +17,7 @@ def versions_of(*packages: str, extra: str = "clean") -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError as error:
             raise ConfigError(
-                f"the package {name} is not installed; run `pip install 'trainyard[{extra}]'`"
+                f"the package {name} is not installed; "
+                f"run `pip install '.[{extra}]'` in the checkout"
             ) from error
     return found

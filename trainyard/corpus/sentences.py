@@ -49,7 +49,7 @@ def nltk_version() -> str:
     except metadata.PackageNotFoundError as error:
         raise ConfigError(
             "--split-sentences needs the package nltk, which is not installed; run "
-            "`pip install 'trainyard[tokenize]'`"
+            "`pip install '.[tokenize]'` in the checkout"
         ) from error
 
 

@@ -105,7 +105,7 @@ def _meet(seconds: float) -> dict[str, Any]:
     except ImportError as error:
         raise ConfigError(
             f"ranks need torch, which does not load here: {error}; run "
-            "`pip install 'trainyard[pretrain]'`"
+            "`pip install '.[pretrain]'` in the checkout"
         ) from error
     rank, world_size, local_rank, local_ranks = rank_of_environment()
     has_own = torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks

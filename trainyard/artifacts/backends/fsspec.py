@@ -43,7 +43,7 @@ def _filesystem(protocol: str, process: int) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"{protocol}:// needs a package that is not installed: {error}"
-            + ("; run `pip install 'trainyard[s3]'`" if protocol in S3 else "")
+            + ("; run `pip install '.[s3]'` in the checkout" if protocol in S3 else "")
         ) from error
     except TypeError as error:  # an argument is missing, such as a host
         raise ConfigError(f"{protocol}:// needs more than a URL; {NO_STORES_RULE}") from error

@@ -38,7 +38,7 @@ def _client(process: int, endpoint: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"s3:// needs a package that is not installed: {error}; run "
-            "`pip install 'trainyard[s3]'`"
+            "`pip install '.[s3]'` in the checkout"
         ) from error
     # Without TLS every body is signed, so a checksum adds nothing.
     checksums = {"request_checksum_calculation": "when_required"}

@@ -165,7 +165,7 @@ def _new_zstd() -> Any:
     except ImportError as error:
         raise ConfigError(
             "--input: .zst files need the package zstandard, which is not installed; run "
-            "`pip install 'trainyard[tokenize]'`"
+            "`pip install '.[tokenize]'` in the checkout"
         ) from error
     return zstandard.ZstdDecompressor().decompressobj()
 

@@ -212,7 +212,7 @@ def _opened(url: str) -> Iterator[tuple[Any, int]]:
     except ImportError as error:
         raise ConfigError(
             "--input: .parquet files need the package pyarrow, which is not installed; "
-            "run `pip install 'trainyard[tokenize]'`"
+            "run `pip install '.[tokenize]'` in the checkout"
         ) from error
     with store.operation("read", url) as backend, backend.open_input(url) as file:
         # Without pre_buffer=False, a whole row group is read before its first row.

@@ -73,7 +73,7 @@ def make(config: LoggingConfig, info: RunInfo) -> Callback | None:
     except ImportError as error:
         raise ConfigError(
             f"--tensorboard-dir {config.tensorboard_dir} needs the package tensorboard ({error}): "
-            "pip install 'trainyard[logging]', or leave the option out"
+            "pip install '.[logging]' in the checkout, or leave the option out"
         ) from error
     writer: Any = SummaryWriter(config.tensorboard_dir, max_queue=config.tensorboard_queue_size)
     return TensorBoard(writer, config, info)

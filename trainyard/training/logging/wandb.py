@@ -68,7 +68,7 @@ def make(config: LoggingConfig, info: RunInfo) -> Callback | None:
     except ImportError as error:
         raise ConfigError(
             f"--wandb-project {config.wandb_project} needs the package wandb ({error}): "
-            "pip install 'trainyard[logging]', or leave the option out"
+            "pip install '.[logging]' in the checkout, or leave the option out"
         ) from error
     folder = config.wandb_save_dir or None
     if folder is not None:

@@ -193,7 +193,7 @@ def test_a_logger_without_its_package_is_refused(
     module: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=r"needs the package .* pip install 'trainyard\[logging"):
+    with pytest.raises(ConfigError, match=r"needs the package .* pip install '\.\[logging"):
         build_loggers(LoggingConfig(**options), INFO)  # type: ignore[arg-type]
 
 
