@@ -3,6 +3,8 @@ the second time."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,50 @@ def test_a_model_is_tuned_and_answers(
     again = yard.run("-m", "flows.finetune_gpt", str(recipe))
     assert again.status == 0, again.err
     assert set(again.states().values()) == {"reused"}
+
+
+REAL = """
+[finetune]
+load = "{base}"
+data_path = ["{data}/sft/alpaca_en.jsonl"]
+chat_template = "recipes/chat/plain.jinja"
+micro_batch_size = 4
+global_batch_size = 16
+train_iters = 8
+lr = 1e-3
+seq_length = 256
+eval_iters = 4
+eval_at_start = true
+num_threads = 1
+[benchmark]
+prompts = ["Describe a process of making crepes."]
+num_tokens_to_generate = 16
+"""
+
+
+@pytest.mark.full
+def test_a_converted_llama_learns_from_real_instructions(
+    tmp_path: Path, prefect_api: dict[str, str], module_cache: str, shared: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    llama = transformers.LlamaConfig(vocab_size=32128, **size, **heads)
+    transformers.LlamaForCausalLM(llama).save_pretrained(tmp_path / "hf")
+    data = shared / "data"
+    shutil.copy(data / "vocab/hf/llama-tokenizer.json", tmp_path / "hf/tokenizer.json")
+    marks = (
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}'
+    )
+    (tmp_path / "hf/tokenizer_config.json").write_text(marks)
+    yard = Yard(tmp_path, {**prefect_api, "TRAINYARD_CACHE": module_cache})
+    folders = ["--load-dir", str(tmp_path / "hf"), "--save-dir", str(tmp_path / "base")]
+    converted = yard.run("-m", "stages.reshard", "--loader", "llama_mistral", *folders)
+    assert converted.status == 0, converted.err
+    recipe = yard.recipe(REAL.format(base=tmp_path / "base", data=data))
+    tuned = yard.run("-m", "flows.finetune_gpt", str(recipe))
+    assert tuned.status == 0, tuned.err
+    before, after = re.search(r"validation loss: from ([\d.]+) to ([\d.]+)", tuned.err).groups()
+    assert float(after) < float(before)
+    card = Path(tuned.out.strip().removeprefix("file://")).read_text()
+    assert "Describe a process of making crepes." in card
