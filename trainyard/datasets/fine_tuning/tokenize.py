@@ -46,8 +46,8 @@ class InstructionTokenizer:
             raise ConfigError(
                 f"--tokenizer-type {self.tokenizer.config.tokenizer_type} has no format of "
                 "conversations, which the data has; give --tokenizer-type SFTTokenizer with the "
-                "same --tokenizer-model, or to stages.finetune a --chat-template if the checkpoint has "
-                "a HuggingFaceTokenizer"
+                "same --tokenizer-model, or to stages.finetune a --chat-template if the checkpoint "
+                "has a HuggingFaceTokenizer"
             )
         found: tuple[Ids, Ids] = lay_out(conversation, answers_only=self.options.answer_loss_only)
         return found
