@@ -135,6 +135,8 @@ def _embed(
 def _log_expected_time(block: Block, count: int, texts: Texts, embedder: Embedder[Any]) -> None:
     """Estimate the work from the first chunks of a block: twice as many until it can be timed."""
     probe = min(FEWEST_PROBED, len(block))
+    # The first call also loads or compiles what computes.
+    embedder.embed(embedder.prepare(texts.read(block.start, block.start + probe))[0])
     while True:
         some = texts.read(block.start, block.start + probe)
         began = time.monotonic()

@@ -20,6 +20,7 @@ from stages.runtime.parent_watch import die_with
 from stages.runtime.process_exit import exit_now
 from stages.serve.config import ServeConfig
 from trainyard import logging as our_logging
+from trainyard.artifacts import retry
 from trainyard.config import from_dict
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.inference.dynamic.build import build_engine, check_family
@@ -43,6 +44,7 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     document = channel.receive_one()
     our_logging.configure(document["log_level"])
+    retry.take_over((document["waits"], frozenset(document["known_stores"])))
     config = from_dict(ServeConfig, document["config"])
     try:
         with model_on_ranks(config) as generator:

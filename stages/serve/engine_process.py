@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from stages.serve.config import ServeConfig
+from trainyard.artifacts import retry
 from trainyard.config import to_dict
 from trainyard.conversion.tokenizer_files import tokenizer_of
 from trainyard.errors import InfrastructureError
@@ -60,7 +61,9 @@ class EngineProcess:
             )
         self._channel = Channel(self.connection)
         level = logging.getLogger("stages").getEffectiveLevel()
-        self._say({"config": to_dict(config), "log_level": logging.getLevelName(level)})
+        waits, known = retry.state_for_child()
+        settings = {"waits": waits, "known_stores": sorted(known)}
+        self._say({"config": to_dict(config), "log_level": logging.getLevelName(level), **settings})
 
     def __enter__(self) -> EngineProcess:
         return self

@@ -26,8 +26,12 @@ SECRET_BYTES = 16
 GREETING = struct.Struct(f"<{SECRET_BYTES}sI")
 """What a rank sends first: the secret, and its number."""
 
-GREETING_SECONDS = 30.0
-"""How long a connection may take to greet; those of ranks have greeted before they are accepted."""
+CONNECT_SECONDS = 30.0
+"""How long a rank waits for another one's connection, or for its door."""
+
+GREETING_SECONDS = 1.0
+"""How long a connection may take to greet once it is accepted. Ranks have greeted before that, so
+only a stranger takes longer."""
 
 
 class Address(NamedTuple):
@@ -43,7 +47,7 @@ class Door(Closing):
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(GREETING_SECONDS)
+        self._socket.settimeout(CONNECT_SECONDS)
         self._socket.bind(f"\0trainyard-{secrets.token_hex(16)}")
         self._socket.listen(socket.SOMAXCONN)
         self._lines: dict[int, socket.socket] = {}
@@ -90,7 +94,7 @@ def connect(address: Address, rank: int) -> socket.socket:
     """A connection of this rank to the door of another one. Raises OSError."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        line.settimeout(GREETING_SECONDS)
+        line.settimeout(CONNECT_SECONDS)
         line.connect(address.name)
         line.sendall(GREETING.pack(address.secret, rank))
         line.settimeout(None)

@@ -37,6 +37,9 @@ MULTIPLE = 128
 """Sizes of a matrix that the kernel takes."""
 FEW_ROWS = 16
 """Up to which norms are computed by the products behind them."""
+GENERATIONS = (9, 10)
+"""Hopper and data-center Blackwell, whose blocks have the 227 KiB of shared memory that the tiles
+take; other GPUs have 99."""
 HEAD_DIMS = (32, 64, 128)
 """Whose keys fit in shared memory, as many as the kernel reads at a time."""
 
@@ -44,9 +47,9 @@ HEAD_DIMS = (32, 64, 128)
 def can_fuse(model: GPTModel, rows: int) -> bool:
     """Whether the kernels do what the model's layers do."""
     config, device = model.config, model.device
-    if not (
-        TRITON and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    ):
+    if not TRITON or device.type != "cuda":
+        return False
+    if torch.cuda.get_device_capability(device)[0] not in GENERATIONS:
         return False
     layers = model.decoder.layers.values()
     if not all(_layer_fits(layer) for layer in layers):

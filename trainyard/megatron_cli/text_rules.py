@@ -61,7 +61,9 @@ def _greedy(line: CommandLine, option: Option) -> list[Option]:
     """The likeliest token, whatever else is given would choose another."""
     for name, value in (("top-k", "1"), ("top-p", "0")):
         other = line.last(name)
-        if other is not None and float(other.value or "nan") != float(value):
+        if other is None or not is_number(other.value):
+            continue
+        if float(other.value) != float(value):
             raise ConfigError(
                 f"{option.given} takes the likeliest token, and {other.given} {other.value} draws "
                 "one; give one of them"

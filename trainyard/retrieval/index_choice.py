@@ -31,7 +31,7 @@ POINTS_PER_LIST = 39
 MOST_POINTS_PER_LIST = 256
 """Training vectors for each list that faiss uses at most."""
 
-_LISTS = re.compile(r"(?:^|,)\s*IVF(\d+)(k?)|(?:^|,)\s*IMI(\d+)x(\d+)")
+_LISTS = re.compile(r"(?:^|,)\s*IVF(\d+)([kM]?)|(?:^|,)\s*IMI(\d+)x(\d+)")
 
 
 def num_lists(index_str: str | None) -> int:
@@ -40,9 +40,9 @@ def num_lists(index_str: str | None) -> int:
     found = _LISTS.search(index_str or AUTO)
     if found is None:
         return 0
-    plain, thousands, parts, bits = found.groups()
+    plain, unit, parts, bits = found.groups()
     if plain is not None:
-        return int(plain) * (1024 if thousands else 1)
+        return int(plain) << {"": 0, "k": 10, "M": 20}[unit]
     return 1 << min(int(parts) * int(bits), 62)
 
 

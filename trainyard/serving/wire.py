@@ -213,6 +213,8 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
         self._socket, self._frames = connection, Frames()
+        self._kept: list[Any] = []
+        """Messages that came with the one that `receive_one` returned."""
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
@@ -227,7 +229,9 @@ class Channel:
         """All messages that have come; waits so long for one, None: without an end.
 
         ConnectionLost if no more can come."""
-        found: list[Any] = []
+        found, self._kept = self._kept, []
+        if found:
+            return found
         wait = None if seconds is None else 1000 * seconds
         while self._poll.poll(wait):
             if not (data := self._read()):
@@ -247,7 +251,7 @@ class Channel:
 
     def receive_one(self) -> Any:
         """The first message of a conversation, whose answer the other side awaits."""
-        (found,) = self.receive(None)
+        found, *self._kept = self.receive(None)
         return found
 
     def close(self) -> None:

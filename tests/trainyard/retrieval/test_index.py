@@ -12,7 +12,7 @@ from tests.trainyard.retrieval.embedded import clustered  # noqa: E402
 from trainyard.errors import ArtifactError, ConfigError  # noqa: E402
 from trainyard.retrieval import index as faiss_index  # noqa: E402
 from trainyard.retrieval import index_memory  # noqa: E402
-from trainyard.retrieval.index_choice import choose_index  # noqa: E402
+from trainyard.retrieval.index_choice import choose_index, num_lists  # noqa: E402
 
 VECTORS = clustered(3000, 16)
 
@@ -142,3 +142,8 @@ def test_the_default_grows_with_the_vectors(vectors: int, training: int, expecte
     assert choice.index_str == expected
     assert f"{vectors:,} vectors" in choice.reason
     faiss_index.create(384, choice.index_str)
+
+
+@pytest.mark.parametrize("kind", ["IVF12,Flat", "IVF4k,SQ8", "IVF1M,Flat", "IMI2x3,PQ4"])
+def test_the_lists_of_a_string_are_those_of_faiss(kind: str) -> None:
+    assert num_lists(kind) == faiss.index_factory(8, kind).nlist
