@@ -40,7 +40,7 @@ FEWEST_PROBED, MOST_PROBED = 8, 8192
 """Chunks whose embedding is timed to estimate that of all."""
 
 PROBE_SECONDS = 0.5
-"""Such a time can be scaled: it is more than what a first call takes alone."""
+"""Such a time can be scaled: what a call takes beside its chunks is little of it."""
 
 Made = tuple[Block, int, Vectors]
 """A block, its BERT tokens, its vectors."""

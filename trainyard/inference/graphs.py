@@ -3,8 +3,8 @@
 A step of a small batch launches some ten kernels a layer, each for microseconds: the host is slower
 than the device. A graph launches all of them at once, and the compiler fuses what stands between
 two matrix products. Shapes are fixed, so a batch of another size, or with more room, is compiled
-and recorded anew. The layers of a Llama in bf16 on a Hopper GPU are not compiled: `fused_layers`
-has kernels for them.
+and recorded anew. The layers of a Llama in bf16 on a data-center GPU from Hopper on are not
+compiled: `fused_layers` has kernels for them.
 
 On a CPU the compiler keeps a second copy of the matrices, in the order in which its library
 multiplies few rows fastest. So the weights must not change once a step has run. It keeps one copy
