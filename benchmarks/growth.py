@@ -40,15 +40,12 @@ class Row:
     """The same work by Megatron-Core's helpers."""
 
 
-def _blend_row(datasets: int, kind: str, most: int, *, kept: bool = False) -> Row:
-    ours, theirs = (
-        (cases.blend_kept, cases.blend_kept_peer) if kept else (cases.blend, cases.blend_peer)
-    )
+def _blend_row(datasets: int, kind: str, most: int) -> Row:
     return Row(
-        f"blend of {datasets:,} datasets of {kind} weights, n samples{', kept in files' * kept}",
-        partial(ours, datasets, kind),
+        f"blend of {datasets:,} datasets of {kind} weights, n samples, kept in files",
+        partial(cases.blend, datasets, kind),
         (most // 100, most // 10, most),
-        partial(theirs, datasets, kind),
+        partial(cases.blend_peer, datasets, kind),
     )
 
 
@@ -84,15 +81,15 @@ ROWS = {
     ),
     "load": Row("load plan of n ranks, 8 a replica", runs.load_plan, (100, 1000, 10_000)),
     "hang": Row("hang report of n ranks", runs.hang, (100, 1000, 10_000)),
-    "blend": _blend_row(1000, "uniform", 10**7, kept=True),
-    "blend-even": _blend_row(1000, "even", 10**6),
-    "blend-uneven": _blend_row(1000, "uneven", 10**6),
-    "blend-300": _blend_row(300, "uneven", 10**6),
+    "blend": _blend_row(1000, "uniform", 10**7),
+    "blend-even": _blend_row(1000, "even", 10**7),
+    "blend-uneven": _blend_row(1000, "uneven", 10**7),
+    "blend-300": _blend_row(300, "uneven", 10**7),
     "blend-100": _blend_row(100, "uneven", 10**7),
     "blend-100-even": _blend_row(100, "even", 10**7),
     "blend-40": _blend_row(40, "uneven", 10**7),
     "blend-40-even": _blend_row(40, "even", 10**7),
-    "blend-few": _blend_row(10, "uniform", 10**8, kept=True),
+    "blend-few": _blend_row(10, "uniform", 10**8),
     "blend-five": _blend_row(5, "uniform", 10**7),
     "blend-two": _blend_row(2, "uniform", 10**7),
     "samples": Row(

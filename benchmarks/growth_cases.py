@@ -207,16 +207,8 @@ def _weights(count: int, kind: str = "uniform") -> list[float]:
 
 
 def blend(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], Any]:
-    """Which of so many datasets each sample comes from; numba has started."""
-    from trainyard.datasets import blend as blends
-
-    weights = _weights(datasets, kind)
-    blends.start(datasets)
-    return lambda: blends.blend(weights, size)
-
-
-def blend_kept(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], Any]:
-    """The same as a rank makes it: as an entry of the cache of indices."""
+    """Which of so many datasets each sample comes from, as a rank makes it: as an entry of the
+    cache of indices. numba has started."""
     from trainyard.datasets import blend as blends
     from trainyard.datasets.index_cache import IndexCache
 
@@ -231,21 +223,12 @@ def blend_kept(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[
     return build
 
 
-def _read_files(folder: Path) -> Any:
-    """The arrays of a blend in files, a part at a time: mapped whole, they would be memory."""
-    for ending, dtype in (("dataset_index", np.int16), ("dataset_sample_index", np.int64)):
-        (path,) = folder.glob(f"*.{ending}.npy")
-        with path.open("rb") as file:
-            np.lib.format.read_magic(file)
-            np.lib.format.read_array_header_1_0(file)
-            while len(part := np.fromfile(file, dtype, 1 << 20)):
-                yield part
-
-
 def blend_peer(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], Any]:
-    """The peer's."""
+    """The peer's, kept as Megatron-LM does."""
     import helpers_cpp
 
+    folder = scratch / f"blend-peer-{datasets}-{size}"
+    folder.mkdir(exist_ok=True)
     # Ours normalises its weights once more.
     weights = np.array(_weights(datasets, kind))
     weights /= weights.sum()
@@ -253,23 +236,22 @@ def blend_peer(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[
     def build() -> Any:
         chosen, ranks = np.empty(size, np.int16), np.empty(size, np.int64)
         helpers_cpp.build_blending_indices(chosen, ranks, weights, datasets, size, False)
-        return chosen, ranks
+        np.save(folder / "peer.dataset_index.npy", chosen)
+        np.save(folder / "peer.dataset_sample_index.npy", ranks)
+        return _read_files(folder)
 
     return build
 
 
-def blend_kept_peer(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], Any]:
-    """The peer's, kept as Megatron-LM does."""
-    folder = scratch / f"blend-peer-{datasets}-{size}"
-    folder.mkdir(exist_ok=True)
-    build = blend_peer(datasets, kind, size, scratch)
-
-    def build_and_keep() -> Any:
-        for ending, array in zip(("dataset_index", "dataset_sample_index"), build(), strict=True):
-            np.save(folder / f"peer.{ending}.npy", array)
-        return _read_files(folder)
-
-    return build_and_keep
+def _read_files(folder: Path) -> Any:
+    """The arrays of a blend in files, a part at a time: mapped whole, they would be memory."""
+    for ending, dtype in (("dataset_index", np.int16), ("dataset_sample_index", np.int64)):
+        (path,) = folder.glob(f"*.{ending}.npy")
+        with path.open("rb") as file:
+            np.lib.format.read_magic(file)
+            np.lib.format.read_array_header_1_0(file)
+            while len(part := np.fromfile(file, dtype, 1 << 17)):
+                yield part
 
 
 def _order(count: int) -> tuple[Any, Any]:

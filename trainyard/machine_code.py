@@ -1,6 +1,6 @@
 """Functions that numba compiles, for loops over bytes or indices that numpy has no call for.
 
-Importing numba takes half a second and 120 MB: import a module that uses this where there is much
+Importing numba takes half a second and 90 MB: import a module that uses this where there is much
 to do."""
 
 from __future__ import annotations
@@ -12,10 +12,32 @@ from typing import Any, TypeVar, cast
 
 from numba import njit
 from numba.core import entrypoints
+from numba.core.registry import cpu_target
+from numba.core.runtime import nrtdynmod
+from numba.core.runtime.nrt import rtsys
 
 # numba would load what other packages bring for their own types: awkward, which comes with
 # gigatoken, takes 0.3 s and 45 MB, and no function here has such arguments.
 entrypoints._already_initialized = True
+
+
+class _RuntimeWhenCompiling(type(rtsys)):  # type: ignore[misc]
+    """numba's functions that count references. numba compiles them when it loads any function, for
+    0.1 s and 20 MB of LLVM; a function from the cache contains what it needs of them."""
+
+    _library: Any
+
+    @property
+    def library(self) -> Any:
+        """As numba's, for linking."""
+        if self._library is None:
+            self._library = _compile_runtime(cpu_target.target_context)
+        return self._library
+
+
+_compile_runtime: Callable[[Any], Any] = nrtdynmod.compile_nrt_functions
+nrtdynmod.compile_nrt_functions = lambda context: None
+rtsys.__class__ = _RuntimeWhenCompiling
 
 log = logging.getLogger(__name__)
 
