@@ -1,6 +1,6 @@
 """How parts of trainyard grow: processor seconds and peak memory at three sizes, and the exponent.
 
-    python -m benchmarks.growth                     every row, about seven minutes of a core
+    python -m benchmarks.growth                     every row, about a quarter of an hour
     python -m benchmarks.growth gc blend --scratch /tmp/growth
     python -m benchmarks.growth blend samples --megatron-helpers FOLDER
 
