@@ -10,6 +10,7 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import numpy as np
 import pytest
 
 from trainyard.artifacts import store
+from trainyard.artifacts.digest import LARGE, digest_bytes
 from trainyard.corpus import remote
 from trainyard.corpus.blocks import BlockFolder
-from trainyard.corpus.readers import map_file
+from trainyard.corpus.readers import map_file, map_listed
 from trainyard.corpus.remote import CacheOptions, LazyArray, RangedFile, fetch_whole
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -295,6 +297,35 @@ def test_whole_files_copied_once(s3_url: str, tmp_path: Path, reads: list[tuple[
     assert fetch_whole(url, options(tmp_path), map_file).tobytes() == DATA[::-1]
     with pytest.raises(ConfigError, match="is 10000 bytes, more than the 5000 of the cache"):
         fetch_whole(url, options(tmp_path, max_bytes=5000), map_file)
+
+
+def test_a_large_copy_is_compared_with_its_record_once(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    digested: list[int] = []
+    monkeypatch.setattr("trainyard.corpus.readers.digest_bytes", counted(digested))
+    data, url = bytes(LARGE), store.join(s3_url, "a.idx")
+    with store.open_output(url) as out:
+        out.write(data)
+    roomy = options(tmp_path, max_bytes=2 * LARGE)
+    for _ in range(2):
+        assert map_listed(url, out.record, roomy).nbytes == LARGE
+    assert digested == [LARGE]
+    (copy,) = tmp_path.rglob("whole")
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(b"?" + data[1:])
+    damaged.replace(copy)
+    with pytest.raises(ArtifactError, match=r"a\.idx"):
+        map_listed(url, out.record, roomy)
+
+
+def counted(sizes: list[int]) -> Callable[[Any], str]:
+    def digest(data: Any) -> str:
+        sizes.append(len(data))
+        return digest_bytes(data)
+
+    return digest
 
 
 def test_a_fork_under_the_lock_does_not_keep_the_lock(tmp_path: Path) -> None:
