@@ -1,10 +1,11 @@
-"""A gloo group has one worker; the end waits for workers that are busy, and for nothing else."""
+"""A gloo group has one worker and no device of its own; the end waits for busy workers alone."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from trainyard.parallel.gloo import THREAD, _states, wait_for_gloo
 from trainyard.testing.pool import RankPool
 
 SET_NAME = 15  # prctl's PR_SET_NAME
+DEVICE_THREAD = "gloo_tcp_loop"
 
 
 def gloo_like(busy_seconds: float, over: threading.Event) -> threading.Thread:
@@ -36,21 +38,22 @@ def gloo_like(busy_seconds: float, over: threading.Event) -> threading.Thread:
     return thread
 
 
-def num_workers() -> int:
-    """Of a new group."""
+def new_threads() -> tuple[int, int]:
+    """Workers of a new group, and threads of devices in all."""
     dist: Any = torch.distributed
     dist.barrier()
     before = len(_states())
     group = dist.new_group([0, 1])
     for work in [dist.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(9)]:
         work.wait()  # a worker has its name once it runs
-    return len(_states()) - before
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return len(_states()) - before, names.count(DEVICE_THREAD)
 
 
 @pytest.mark.distributed
-def test_a_group_has_one_worker(ranks: RankPool) -> None:
-    """With two, torch corrupts the heap now and then."""
-    assert ranks.run(num_workers, 2) == [1, 1]
+def test_a_group_has_one_worker_and_shares_the_device(ranks: RankPool) -> None:
+    """With two workers, torch corrupts the heap now and then; devices wake all the time."""
+    assert ranks.run(new_threads, 2) == [(1, 1), (1, 1)]
 
 
 @pytest.mark.slow
