@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
 CASES = [(family, name) for family in FAMILIES for name in FORMATS]
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize(("family", "name"), [case for case in CASES if case not in REFUSED])
 def test_what_is_written_reads_back_bit_for_bit(family: str, name: str, tmp_path: Path) -> None:
     config, weights = sample_of(family, name)
@@ -50,6 +51,7 @@ def test_what_is_written_reads_back_bit_for_bit(family: str, name: str, tmp_path
                 assert torch.equal(found, tensor), key
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize(("family", "name"), sorted(REFUSED))
 def test_what_a_format_does_not_have_is_refused(family: str, name: str, tmp_path: Path) -> None:
     config, weights = sample_of(family, name)

@@ -50,6 +50,7 @@ def distance(found: Run, right: Run) -> float:
     return (apart / sum(float(t.square().sum()) for _, t in pairs)) ** 0.5
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_a_family_trains_in_a_format_as_in_fp32(family: str, name: str) -> None:
     cut = InFormat(kind=KIND_OF[family], number_format=name)
