@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from trainyard.fp8.blockwise import cast_blocks, cast_tiles
 from trainyard.fp8.cast import FORWARD, WIDE, Fp8Pair, amax_of, cast_pair, cast_scaled
-from trainyard.fp8.delayed import TENSORS, DelayedScaling
+from trainyard.fp8.delayed import TENSORS, DelayedScaling, known_or_own
 from trainyard.fp8.product import scaled_product
 from trainyard.fp8.recipe import Fp8Recipe, Recipe
 from trainyard.fp8.rowwise import cast_rows
@@ -82,7 +82,8 @@ def _cast(
         return cast_rows(x, dtype), None
     if scales is None:
         return cast_pair(x, dtype), None
-    return cast_scaled(x, scales[which].clone(), dtype), amax_of(x)
+    largest = amax_of(x)
+    return cast_scaled(x, known_or_own(scales[which], largest, dtype), dtype), largest
 
 
 def _forward(
