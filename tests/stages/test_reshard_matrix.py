@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.records import recorded
 from tests.stages.reshard_matrix import (
     FAMILIES,
     FORMATS,
     PRECISIONS,
     REFUSED,
+    case_of,
     options_of,
     sample_of,
     written,
@@ -63,5 +65,10 @@ def test_what_a_format_does_not_have_is_refused(family: str, name: str, tmp_path
 
 def test_the_page_has_this_table_for_all_families() -> None:
     page = PAGE.read_text()
-    assert page == written(page), "python -m tests.stages.reshard_matrix --write"
+    assert page == written(page, recorded()), "python -m tests.stages.reshard_matrix --write"
     assert FAMILIES.keys() == TRAINED.keys()
+
+
+def test_every_case_was_recorded() -> None:
+    for test, case in (case_of(*case) for case in CASES):
+        assert case in recorded()[test]

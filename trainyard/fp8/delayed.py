@@ -1,8 +1,8 @@
 """Delayed scaling: 8-bit scales from the maxima of past steps (arXiv:2209.05433, section 3.3).
 
-A tensor without a past is scaled by its present maximum. At scale 1, as in Transformer Engine, the
-first gradients of a training are below the smallest number of e5m2 and become zeros: no matrix
-learns in the first step, nor does a tensor behind them show its maximum.
+A tensor without a past is scaled by its present maximum. At scale 1, as in Transformer Engine, many
+gradients of a first step are below the smallest number of e5m2 and become zeros: matrices do not
+learn from them, and tensors behind them do not show their maxima.
 
 The maxima of a step are known after its backward pass. They reach this module as the gradient of a
 probe, a tensor of no other use: so nothing is written inside of compiled layers, and a layer that
