@@ -20,7 +20,7 @@ import pytest
 from _pytest.logging import catching_logs
 from hypothesis import settings
 
-from tests import left_out, rotation, scheduling
+from tests import left_out, records, rotation, scheduling
 from tests.vectors import GOLDEN
 from trainyard.testing.pool import RankPool
 
@@ -42,6 +42,7 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(rotation)
     pluginmanager.register(left_out)
     pluginmanager.register(scheduling)
+    pluginmanager.register(records)
 
 
 # --- what running so many tests costs ----------------------------------------------------------

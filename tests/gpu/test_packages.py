@@ -6,6 +6,7 @@ python -m pytest -m gpu -rs tests/gpu/test_packages.py"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 from tests.trainyard.attention.cases import attend, expected, inputs, masks, to
 from trainyard.attention.base import Numerics
 from trainyard.attention.select import KernelChoice, build_backend, probe_device
+from trainyard.fp8.delayed import DelayedScaling, advance_all
 from trainyard.fp8.recipe import Fp8Recipe
 from trainyard.models.norms.kernels import NormChoice, build_norm_kernel
 from trainyard.optim.kernels import MODULES, adam_kernel, is_installed
@@ -27,6 +29,8 @@ pytestmark = [
 ]
 
 S, D = 192, 64
+FP8_SUMS = 1e-2
+"""Products of the same 8-bit numbers, rounded to bf16; few numbers are cast to a neighbour."""
 BF16 = 4e-2
 """Of the largest value: bf16 has 8 bits, and probabilities are rounded to it."""
 
@@ -147,3 +151,38 @@ def test_an_fp8_linear_layer_of_transformer_engine_and_ours_are_as_near_the_exac
     ):
         assert right is not None
         assert distance(one, right) < 1.1 * distance(other, right) < 0.1
+
+
+@pytest.mark.parametrize("format_", ["hybrid", "e4m3"])
+@pytest.mark.parametrize("scaling", ["tensorwise", "delayed", "blockwise"])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_fp8_products_of_transformer_engine_are_ours(
+    format_: Any, scaling: Any, has_bias: bool
+) -> None:
+    """Both cast alike, so only the order of sums differs; delayed scales are of a first step."""
+    if not is_installed("transformer_engine"):
+        pytest.skip("transformer_engine is not installed")
+    if scaling == "blockwise" and format_ == "hybrid":
+        pytest.skip("no such recipe")
+    recipe = Fp8Recipe(format_, scaling)
+    x, weight = draw(128, 2, 512, seed=1), draw(256, 512, seed=2)
+    bias, grad = draw(256, seed=3) if has_bias else None, draw(128, 2, 256, seed=4) / 2**20
+    found = {}
+    for backend in ("torch", "transformer_engine"):
+        of_backend = replace(recipe, backend=backend)  # type: ignore[arg-type]
+        scales = DelayedScaling(recipe, x.device) if scaling == "delayed" else None
+        for _ in range(2):
+            given = [x, weight] if bias is None else [x, weight, bias]
+            leaves = [leaf.clone().requires_grad_() for leaf in given]
+            last = None if bias is None else leaves[2]
+            y = fp8_linear(leaves[0], leaves[1], last, of_backend, scales)
+            y.backward(grad)
+            advance_all([] if scales is None else [scales], None)
+        found[backend] = [y, *(leaf.grad for leaf in leaves)]
+    for ours, theirs in zip(*found.values(), strict=True):
+        assert ours is not None
+        assert distance(theirs, ours) < FP8_SUMS
+    wide = torch.nn.functional.linear(
+        x.float(), weight.float(), None if bias is None else bias.float()
+    )
+    assert 0.005 < distance(found["transformer_engine"][0], wide) < 0.1

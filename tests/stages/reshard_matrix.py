@@ -2,8 +2,8 @@
 
     python -m tests.stages.reshard_matrix --write
 
-A cell is made of the cases of `test_reshard_matrix`: it has the precisions in which a round trip is
-tested, or a dash where the test has a refusal."""
+A cell is what was recorded of a case of `test_reshard_matrix` (tests/records.py): if it passed, the
+precisions of the round trip, or a dash where the test has a refusal."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tests.records import Case, Records, cell, recorded, summary
 from tests.trainyard.conversion.megatron import (
     test_bert,
     test_latent,
@@ -102,22 +103,38 @@ def options_of(family: str, name: str, config: Any) -> dict[str, Any]:
     return options
 
 
-def table() -> str:
+TEST = "tests/stages/test_reshard_matrix.py::"
+WRITES = f"{TEST}test_what_is_written_reads_back_bit_for_bit"
+REFUSES = f"{TEST}test_what_a_format_does_not_have_is_refused"
+
+
+def case_of(family: str, name: str) -> Case:
+    """As pytest calls it."""
+    return REFUSES if (family, name) in REFUSED else WRITES, f"{family}-{name}"
+
+
+def table(records: Records) -> str:
     """The table, in Markdown."""
     lines = [f"| | {' | '.join(FORMATS)} |", f"|{' --- |' * (1 + len(FORMATS))}"]
-    said = ", ".join(PRECISIONS)
+    cases: list[Case] = []
     for family in FAMILIES:
-        cells = ["-" if (family, name) in REFUSED else said for name in FORMATS]
+        row = [case_of(family, name) for name in FORMATS]
+        cases += row
+        cells = []
+        for case in row:
+            found = cell([case], records)
+            said = "-" if case[0] == REFUSES else ", ".join(PRECISIONS)
+            cells.append(said if found == "yes" else found)
         lines.append(f"| {family} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", summary(cases, records)])
 
 
-def written(page: str) -> str:
+def written(page: str, records: Records) -> str:
     """The page with the table as it is now."""
-    return replaced(page, BEGIN, table())
+    return replaced(page, BEGIN, table(records))
 
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         raise SystemExit("give --write")
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(written(PAGE.read_text(), recorded()))

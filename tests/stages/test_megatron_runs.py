@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.stages.directly import run_process, torchrun
-from tests.stages.test_megatron_door import LINES, NAMES
+from tests.stages.test_megatron_door import LINES, NAMES, OF_OTHER_SCRIPTS
+from tests.stages.test_megatron_door import SMALL as SMALL_MODEL
 from trainyard.megatron_cli.options import split_options
 
 pytestmark = pytest.mark.slow
@@ -154,6 +156,30 @@ def test_other_families_train(
     launcher = torchrun("--standalone", "--nproc-per-node", str(ranks))
     said = run_process("stages.megatron", *words, launcher=launcher, seconds=300)
     assert "iteration        2/       2 | consumed samples:            8 |" in said
+
+
+FSDP_SCRIPT = "megatron_fsdp/train_llama3_8b_fsdp_h100_fp8.sh"
+FP8 = "--fp8-format hybrid --fp8-recipe delayed --fp8-amax-compute-algo max"
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "options",
+    [f"{OF_OTHER_SCRIPTS[FSDP_SCRIPT][1]} {FP8}", "--bf16 --use-torch-fsdp2"],
+    ids=["megatron fsdp, fp8", "torch fsdp2"],
+)
+def test_weights_sharded_over_ranks_train_and_resume(tmp_path: Path, options: str) -> None:
+    script, launcher = OF_OTHER_SCRIPTS[FSDP_SCRIPT][0], torchrun("--nproc-per-node", "2")
+    words = [script, *shlex.split(SMALL_MODEL.replace("--dry-run", "")), *shlex.split(options)]
+    words += ["--global-batch-size", "4", "--log-interval", "1", "--lr-decay-iters", "3"]
+    words += ["--eval-iters", "0"]
+    words += ["--save", str(tmp_path / "run"), "--load", str(tmp_path / "run")]
+    said = run_process("stages.megatron", *words, launcher=launcher, seconds=300)
+    assert "iteration        2/       2 | consumed samples:            8 |" in said
+    words += ["--train-iters", "3"]
+    said = run_process("stages.megatron", *words, launcher=launcher, seconds=300)
+    assert "iteration        3/       3 | consumed samples:           12 |" in said
+    assert "iteration        2/       3 |" not in said
 
 
 EXAMPLE = {

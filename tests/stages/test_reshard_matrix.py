@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.records import recorded
 from tests.stages.reshard_matrix import (
     FAMILIES,
     FORMATS,
     PRECISIONS,
     REFUSED,
+    case_of,
     options_of,
     sample_of,
     written,
@@ -30,6 +32,7 @@ pytestmark = pytest.mark.slow
 CASES = [(family, name) for family in FAMILIES for name in FORMATS]
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize(("family", "name"), [case for case in CASES if case not in REFUSED])
 def test_what_is_written_reads_back_bit_for_bit(family: str, name: str, tmp_path: Path) -> None:
     config, weights = sample_of(family, name)
@@ -50,6 +53,7 @@ def test_what_is_written_reads_back_bit_for_bit(family: str, name: str, tmp_path
                 assert torch.equal(found, tensor), key
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize(("family", "name"), sorted(REFUSED))
 def test_what_a_format_does_not_have_is_refused(family: str, name: str, tmp_path: Path) -> None:
     config, weights = sample_of(family, name)
@@ -61,5 +65,10 @@ def test_what_a_format_does_not_have_is_refused(family: str, name: str, tmp_path
 
 def test_the_page_has_this_table_for_all_families() -> None:
     page = PAGE.read_text()
-    assert page == written(page), "python -m tests.stages.reshard_matrix --write"
+    assert page == written(page, recorded()), "python -m tests.stages.reshard_matrix --write"
     assert FAMILIES.keys() == TRAINED.keys()
+
+
+def test_every_case_was_recorded() -> None:
+    for test, case in (case_of(*case) for case in CASES):
+        assert case in recorded()[test]

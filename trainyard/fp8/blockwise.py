@@ -52,13 +52,13 @@ def _cast(x: Tensor, dtype: torch.dtype, blocks: bool) -> tuple[Tensor, Tensor, 
     if TRITON and x.is_cuda and x.dtype == torch.bfloat16:
         from trainyard.kernels import cast_tiles as kernel
 
-        made = _new(x, dtype, blocks)
+        made = new_parts(x, dtype, blocks)
         kernel.cast_tiles(x, *made, tile=TILE, smallest=SMALLEST, blocks=blocks)
         return made
     return cast_both(x, dtype, blocks)
 
 
-def _new(x: Tensor, dtype: torch.dtype, blocks: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def new_parts(x: Tensor, dtype: torch.dtype, blocks: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows, columns and the inverse scales of both, to be filled."""
     m, k = x.shape
     make = x.new_zeros if blocks else x.new_empty
@@ -79,7 +79,7 @@ def _scales_shape(m: int, k: int, blocks: bool) -> tuple[int, int]:
 
 def cast_both(x: Tensor, dtype: torch.dtype, blocks: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows, columns and the inverse scales of both, by torch's operators."""
-    made = _new(x, dtype, blocks)
+    made = new_parts(x, dtype, blocks)
     rows, columns, row_scale, column_scale = made
     fill = _fill_blocks if blocks else _fill_tiles
     fill(x.float(), rows, row_scale)
@@ -105,4 +105,4 @@ def _fill_blocks(x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
 
 # One operation for a compiler, as the cast by one scale.
 _cast_op = torch.library.custom_op("trainyard::fp8_cast_blockwise", _cast, mutates_args=())
-_cast_op.register_fake(_new)
+_cast_op.register_fake(new_parts)

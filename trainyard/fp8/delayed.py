@@ -1,5 +1,9 @@
 """Delayed scaling: 8-bit scales from the maxima of past steps (arXiv:2209.05433, section 3.3).
 
+A tensor without a past is scaled by its present maximum. At scale 1, as in Transformer Engine, many
+gradients of a first step are below the smallest number of e5m2 and become zeros: matrices do not
+learn from them, and tensors behind them do not show their maxima.
+
 The maxima of a step are known after its backward pass. They reach this module as the gradient of a
 probe, a tensor of no other use: so nothing is written inside of compiled layers, and a layer that
 is recomputed or only evaluated needs no rule of its own."""
@@ -14,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainyard.fp8.cast import FORWARD, WIDE
+from trainyard.fp8.cast import FORWARD, WIDE, scale_of
 from trainyard.fp8.recipe import Fp8Recipe
 
 TENSORS = 3
@@ -30,8 +34,8 @@ class DelayedScaling:
     def __init__(self, recipe: Fp8Recipe, device: torch.device, num_maps: int = 1) -> None:
         self._recipe, num_tensors = recipe, num_maps * TENSORS
         self.state = torch.zeros(num_tensors, 1 + recipe.history_length, device=device)
-        """(n, 1 + history): the scale of each tensor, then its maxima, the newest step first."""
-        self.state[:, 0] = 1.0
+        """(n, 1 + history): the scale of each tensor, 0 before it has one, then its maxima, the
+        newest step first."""
         self.probe = torch.zeros(num_tensors, device=device, requires_grad=True)
         self.largest = torch.zeros(num_tensors, device=device)
         """Maxima over the micro-batches of this step, on this rank."""
@@ -51,7 +55,7 @@ class DelayedScaling:
 
     @property
     def scales(self) -> Tensor:
-        """(n,), of this step."""
+        """(n,), of this step; 0: none yet."""
         return self.state[:, 0]
 
     def of_map(self, number: int) -> tuple[Tensor, Tensor]:
@@ -71,6 +75,11 @@ class DelayedScaling:
         scales = torch.where(is_usable, found, self.scales)
         self.state.copy_(torch.cat([scales[:, None], history], dim=1))
         self.largest.zero_()
+
+
+def known_or_own(scale: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """A scale of past steps, or that of the tensor's own maximum if there is none; () fp32."""
+    return torch.where(scale > 0, scale, scale_of(largest, dtype))
 
 
 @torch.no_grad()

@@ -11,6 +11,8 @@ Format = Literal["e4m3", "hybrid"]
 Recipe = Literal["tensorwise", "delayed", "rowwise", "blockwise"]
 """What a scale comes from: the present maximum of a tensor (tensorwise), its maxima of past steps
 (delayed), or the present maximum of a row (rowwise), or of a tile or block (blockwise)."""
+Backend = Literal["torch", "transformer_engine"]
+"""Whose kernels cast and multiply."""
 AmaxAlgorithm = Literal["most_recent", "max"]
 
 ALIGNMENT = 16
@@ -31,6 +33,7 @@ class Fp8Recipe:
     """Delayed: steps whose maxima are kept."""
     amax_compute_algo: AmaxAlgorithm = "most_recent"
     """Delayed: which of them counts."""
+    backend: Backend = "torch"
 
     @property
     def alignment(self) -> int:

@@ -8,6 +8,7 @@ import logging
 import torch
 from torch import nn
 
+from trainyard.attention.select import Device, probe_device
 from trainyard.errors import ConfigError
 from trainyard.fp8.delayed import DelayedScaling
 from trainyard.fp8.recipe import Fp8Recipe
@@ -29,13 +30,33 @@ FIRST_CUDA = (12, 9)
 
 
 def report_fp8(recipe: Fp8Recipe, device: torch.device, *, say: bool = True) -> None:
-    """Raise ConfigError for a GPU that has no 8-bit products; say: log how they are made."""
+    """Raise ConfigError for a GPU that has no 8-bit products, or a backend that is not here; say:
+    log how they are made."""
+    check_backend(recipe, probe_device(device.type))
     how = "emulated: cast to 8 bits, multiplied in fp32"
     if device.type == "cuda":
         check_device(recipe, torch.cuda.get_device_capability(device), torch.version.cuda)
         how = "tensor cores"
+        if recipe.backend == "transformer_engine":
+            how += " by its casts and products, asked for with --fp8-backend"
     if say:
-        log.info("fp8 format=%s recipe=%s: %s", recipe.format, recipe.scaling, how)
+        log.info(
+            "fp8 format=%s recipe=%s backend=%s: %s",
+            *(recipe.format, recipe.scaling, recipe.backend, how),
+        )
+
+
+def check_backend(recipe: Fp8Recipe, device: Device) -> None:
+    """Raise ConfigError if the kernels that were asked for are not here."""
+    if recipe.backend == "torch" or device.transformer_engine:
+        return
+    problem = "is not installed"
+    if device.type != "cuda":
+        problem = f"needs a CUDA device, not {device.type}"
+    raise ConfigError(
+        f"--fp8-backend transformer_engine is not available here: Transformer Engine {problem}. "
+        "Leave it out, or give torch, which always works"
+    )
 
 
 def check_device(recipe: Fp8Recipe, capability: tuple[int, int], cuda: str | None) -> None:

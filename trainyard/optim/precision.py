@@ -69,6 +69,10 @@ class PrecisionConfig:
     (Megatron-LM's default); rowwise: one per row (torchao); blockwise: 128 x 128 blocks of weights,
     128 numbers of inputs and gradients (DeepSeek-V3; needs --fp8-format e4m3). mxfp8 is not
     implemented."""
+    fp8_backend: Literal["torch", "transformer_engine"] | None = execution(None)
+    """Kernels of casts and products with --fp8-format: torch and trainyard's own (the default), or
+    Transformer Engine's where it is installed, for recipes that it has: delayed, tensorwise,
+    blockwise."""
     fp8_margin: int = 0
     """With --fp8-recipe delayed, leave room for this many doublings of the maximum."""
     fp8_amax_history_len: int = 1
@@ -151,6 +155,11 @@ class PrecisionConfig:
                 "--fp8-format hybrid and --fp8-recipe blockwise: torch has no blockwise products "
                 "of e5m2; give --fp8-format e4m3, whose range a scale for each 128 numbers suits"
             )
+        if self.fp8_recipe == "rowwise" and self.fp8_backend == "transformer_engine":
+            raise ConfigError(
+                "--fp8-backend transformer_engine has no recipe rowwise; give --fp8-recipe "
+                "tensorwise, delayed or blockwise, or --fp8-backend torch"
+            )
         check_at_least(self, 0, "fp8_margin")
         check_at_least(self, 1, "fp8_amax_history_len")
         check_at_most(self, MAX_HISTORY, "fp8_amax_history_len")
@@ -162,10 +171,11 @@ class PrecisionConfig:
         if self.fp8_format is None:
             return None
         assert self.fp8_recipe != "mxfp8", "refused"
+        backend = self.fp8_backend or "torch"
         if self.fp8_recipe == "delayed":
             history = (self.fp8_margin, self.fp8_amax_history_len, self.fp8_amax_compute_algo)
-            return Fp8Recipe(self.fp8_format, "delayed", *history)
-        return Fp8Recipe(self.fp8_format, self.fp8_recipe)
+            return Fp8Recipe(self.fp8_format, "delayed", *history, backend=backend)
+        return Fp8Recipe(self.fp8_format, self.fp8_recipe, backend=backend)
 
     @property
     def has_idle_history(self) -> bool:

@@ -32,7 +32,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 def test_the_largest_of_the_kept_maxima_scales_the_next_step() -> None:
     scaling = DelayedScaling(RECIPE, CPU)
     steps = [(4.0, 2.0, 1.0), (8.0, 1.0, 1.0), (1.0, 1.0, 0.0), (2.0, 4.0, 0.0), (1.0, 1.0, 0.0)]
-    assert scaling.scales.tolist() == [1, 1, 1]
+    assert scaling.scales.tolist() == [0, 0, 0]  # none
     for step, found in enumerate(steps):
         scaling.advance(torch.tensor(found))
         kept = torch.tensor(steps[max(0, step - 2) : step + 1]).amax(0)
@@ -87,6 +87,30 @@ def test_with_the_maxima_of_its_own_tensors_it_is_tensorwise_scaling() -> None:
         assert one is not None
         assert other is not None
         assert torch.equal(one, other)
+
+
+def test_a_tensor_without_a_past_is_scaled_by_itself_and_no_other() -> None:
+    """Gradients as small as those of a first step are not lost; then the past counts."""
+    x, weight, grad = draw(S, B, IN, seed=2), draw(OUT, IN, seed=1), draw(S, B, OUT, seed=3) / 2**20
+
+    def results(recipe: Fp8Recipe, scaling: DelayedScaling | None) -> list[Tensor]:
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        y = fp8_linear(leaves[0], leaves[1], None, recipe, scaling)
+        y.backward(grad)
+        return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    right = results(Fp8Recipe("hybrid"), None)
+    scaling = DelayedScaling(RECIPE, CPU)
+    for _ in range(2):  # two micro-batches of the first step
+        assert all(map(torch.equal, results(RECIPE, scaling), right))
+    assert all(found.any() for found in right)
+    scaling.advance(torch.tensor([1.0, 1.0, 0.0]))  # the gradient was zero: it has no past yet
+    assert scaling.scales.tolist() == [LIMITS[0], LIMITS[1], 0.0]
+    found = results(RECIPE, scaling)
+    assert not torch.equal(found[0], right[0])  # inputs above 1 are cut off
+    assert found[1].any()
+    scaling.state[2, 0] = 1.0
+    assert not results(RECIPE, scaling)[1].any()
 
 
 def states(kind: type[Any], cut: dict[str, bool]) -> Tensor:

@@ -8,17 +8,16 @@ Mamba layer: it is of several parts, each cut, and blocks that lie in two differ
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainyard.fp8.blockwise import cast_blocks, cast_tiles
-from trainyard.fp8.cast import FORWARD, WIDE, Fp8Pair, amax_of, cast_pair, cast_scaled
-from trainyard.fp8.delayed import TENSORS, DelayedScaling
-from trainyard.fp8.product import scaled_product
-from trainyard.fp8.recipe import Fp8Recipe, Recipe
+from trainyard.fp8.backends import KERNELS
+from trainyard.fp8.cast import FORWARD, WIDE, Fp8Pair, amax_of
+from trainyard.fp8.delayed import TENSORS, DelayedScaling, known_or_own
+from trainyard.fp8.recipe import Backend, Fp8Recipe, Recipe
 from trainyard.fp8.rowwise import cast_rows
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.tensor.collectives import (
@@ -42,7 +41,7 @@ def fp8_linear(
     scales of past steps; None: by the tensors themselves. number: which of its maps this is."""
     scaling = (None, None) if delayed is None else delayed.of_map(number)
     y: Tensor = _Fp8Linear.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, recipe.scaling, recipe.format == "hybrid", *scaling
+        *(x, weight, bias, recipe.scaling, recipe.format == "hybrid", recipe.backend, *scaling),
     )
     return y
 
@@ -62,7 +61,7 @@ def fp8_column_linear(
         return fp8_linear(x, weight, bias, recipe, delayed)
     scaling = (None, None) if delayed is None else delayed.of_map(0)
     y: Tensor = _Fp8ColumnLinear.apply(  # type: ignore[no-untyped-call]
-        *(x, weight, bias, recipe.scaling, recipe.format == "hybrid", *scaling),
+        *(x, weight, bias, recipe.scaling, recipe.format == "hybrid", recipe.backend, *scaling),
         *(parallel.tp, parallel.sequence_parallel),
     )
     return y
@@ -73,16 +72,24 @@ INPUT, WEIGHT, GRADIENT = range(TENSORS)
 
 
 def _cast(
-    x: Tensor, dtype: torch.dtype, scaling: Recipe, scales: Tensor | None, which: int
+    x: Tensor,
+    dtype: torch.dtype,
+    scaling: Recipe,
+    backend: Backend,
+    scales: Tensor | None,
+    which: int,
 ) -> tuple[Fp8Pair, Tensor | None]:
     """The tensor in 8 bits and, with delayed scaling, its maximum."""
+    kernels = KERNELS[backend]
     if scaling == "blockwise":
-        return (cast_blocks if which == WEIGHT else cast_tiles)(x, dtype), None
+        return (kernels.cast_blocks if which == WEIGHT else kernels.cast_tiles)(x, dtype), None
     if scaling == "rowwise":
         return cast_rows(x, dtype), None
     if scales is None:
-        return cast_pair(x, dtype), None
-    return cast_scaled(x, scales[which].clone(), dtype), amax_of(x)
+        return kernels.cast_pair(x, dtype), None
+    largest = amax_of(x)
+    scale = known_or_own(scales[which], largest, dtype)
+    return kernels.cast_scaled(x, scale, dtype), largest
 
 
 def _forward(
@@ -92,29 +99,35 @@ def _forward(
     bias: Tensor | None,
     scaling: Recipe,
     hybrid: bool,
+    backend: Backend,
     scales: Tensor | None,
 ) -> Tensor:
     """The product; keeps what the backward pass needs."""
-    left, largest_x = _cast(x.flatten(0, -2), FORWARD, scaling, scales, INPUT)
-    right, largest_weight = _cast(weight, FORWARD, scaling, scales, WEIGHT)
+    left, largest_x = _cast(x.flatten(0, -2), FORWARD, scaling, backend, scales, INPUT)
+    right, largest_weight = _cast(weight, FORWARD, scaling, backend, scales, WEIGHT)
     operands = (left.rows, right.rows, left.row_scale, right.row_scale)
-    y = scaled_product(*operands, x.dtype, bias=bias, fast=True)
+    y = KERNELS[backend].scaled_product(*operands, x.dtype, bias=bias, fast=True)
     ctx.save_for_backward(
         *(left.columns, left.column_scale, right.columns, right.column_scale),
         *(scales, largest_x, largest_weight),
     )
-    ctx.scaling, ctx.grad_dtype = scaling, WIDE if hybrid else FORWARD
+    ctx.scaling, ctx.backend = scaling, backend
+    ctx.grad_dtype = WIDE if hybrid else FORWARD
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-def _input_gradient(grad: Fp8Pair, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def _input_gradient(
+    grad: Fp8Pair, weight: Tensor, scale: Tensor, dtype: torch.dtype, backend: Backend
+) -> Tensor:
     """grad W. weight: (in, out). Returns (m, in)."""
-    return scaled_product(grad.rows, weight, grad.row_scale, scale, dtype)
+    return KERNELS[backend].scaled_product(grad.rows, weight, grad.row_scale, scale, dtype)
 
 
-def _weight_gradient(grad: Fp8Pair, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def _weight_gradient(
+    grad: Fp8Pair, x: Tensor, scale: Tensor, dtype: torch.dtype, backend: Backend
+) -> Tensor:
     """grad^T x. x: (in, m). Returns (out, in)."""
-    return scaled_product(grad.columns, x, grad.column_scale, scale, dtype)
+    return KERNELS[backend].scaled_product(grad.columns, x, grad.column_scale, scale, dtype)
 
 
 class _Fp8Linear(torch.autograd.Function):
@@ -126,26 +139,28 @@ class _Fp8Linear(torch.autograd.Function):
         bias: Tensor | None,
         scaling: Recipe,
         hybrid: bool,
+        backend: Backend,
         scales: Tensor | None,
         probe: Tensor | None,
     ) -> Tensor:
-        return _forward(ctx, x, weight, bias, scaling, hybrid, scales)
+        return _forward(ctx, x, weight, bias, scaling, hybrid, backend, scales)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, x_scale, weight, weight_scale, scales, largest_x, largest_weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         flat = grad.flatten(0, -2)
-        pair, largest_grad = _cast(flat, ctx.grad_dtype, ctx.scaling, scales, GRADIENT)
+        how = (ctx.grad_dtype, ctx.scaling, ctx.backend)
+        pair, largest_grad = _cast(flat, *how, scales, GRADIENT)
         grad_x = grad_weight = None
         if needs_x:
-            grad_x = _input_gradient(pair, weight, weight_scale, grad.dtype)
+            grad_x = _input_gradient(pair, weight, weight_scale, grad.dtype, ctx.backend)
             grad_x = grad_x.view(*grad.shape[:-1], weight.shape[0])
         if needs_weight:
-            grad_weight = _weight_gradient(pair, x, x_scale, grad.dtype)
+            grad_weight = _weight_gradient(pair, x, x_scale, grad.dtype, ctx.backend)
         return (
             *(grad_x, grad_weight, flat.sum(0) if needs_bias else None),
-            *(None, None, None, _maxima(largest_x, largest_weight, largest_grad)),
+            *(None, None, None, None, _maxima(largest_x, largest_weight, largest_grad)),
         )
 
 
@@ -160,6 +175,7 @@ class _Fp8ColumnLinear(torch.autograd.Function):
         bias: Tensor | None,
         scaling: Recipe,
         hybrid: bool,
+        backend: Backend,
         scales: Tensor | None,
         probe: Tensor | None,
         group: ProcessGroup,
@@ -167,18 +183,19 @@ class _Fp8ColumnLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         whole = all_gather(x, group) if sequence_parallel else x
-        return _forward(ctx, whole, weight, bias, scaling, hybrid, scales)
+        return _forward(ctx, whole, weight, bias, scaling, hybrid, backend, scales)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, x_scale, weight, weight_scale, scales, largest_x, largest_weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         flat = grad.flatten(0, -2)
-        pair, largest_grad = _cast(flat, ctx.grad_dtype, ctx.scaling, scales, GRADIENT)
+        how = (ctx.grad_dtype, ctx.scaling, ctx.backend)
+        pair, largest_grad = _cast(flat, *how, scales, GRADIENT)
         arguments = (
             *(*pair, x, x_scale, weight, weight_scale),
             *(grad.shape[0], ctx.group.group_name, ctx.sequence_parallel, needs_x, needs_weight),
-            grad.dtype,
+            *(grad.dtype, ctx.backend),
         )
         backward = _column_backward_op if torch.compiler.is_compiling() else _column_backward
         grad_x, grad_weight = backward(*arguments)
@@ -186,7 +203,7 @@ class _Fp8ColumnLinear(torch.autograd.Function):
             grad_x if needs_x else None,
             grad_weight if needs_weight else None,
             flat.sum(0) if needs_bias else None,
-            *(None, None, None, _maxima(largest_x, largest_weight, largest_grad)),
+            *(None, None, None, None, _maxima(largest_x, largest_weight, largest_grad)),
             *(None, None),
         )
 
@@ -213,19 +230,20 @@ def _column_backward(
     needs_x: bool,
     needs_weight: bool,
     dtype: torch.dtype,
+    backend: str,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x, (s, b, in) or its part, and of W; one that is not needed is empty."""
-    group = group_called(group_name)
+    group, of = group_called(group_name), cast(Backend, backend)
     pair = Fp8Pair(grad_rows, grad_columns, grad_scale, grad_column_scale)
     # Two tensors: what a custom operator returns must not share memory.
     grad_x, grad_weight = grad_scale.new_empty(0, dtype=dtype), grad_scale.new_empty(0, dtype=dtype)
     if needs_x:
-        grad_x = _input_gradient(pair, weight, weight_scale, dtype)
+        grad_x = _input_gradient(pair, weight, weight_scale, dtype, of)
         grad_x = grad_x.view(length, -1, weight.shape[0])
         start = start_reduce_scatter if sequence_parallel else start_all_reduce_of_own
         grad_x = start(grad_x, group)
     if needs_weight:
-        grad_weight = _weight_gradient(pair, x, x_scale, dtype)
+        grad_weight = _weight_gradient(pair, x, x_scale, dtype, of)
     return (finish(grad_x) if needs_x else grad_x), grad_weight
 
 
@@ -251,6 +269,7 @@ def _(
     needs_x: bool,
     needs_weight: bool,
     dtype: torch.dtype,
+    backend: str,
 ) -> tuple[Tensor, Tensor]:
     size = group_called(group_name).size() if sequence_parallel else 1
     features, tokens = x.shape

@@ -228,6 +228,8 @@ class Cut:
             "bf16" if self.bf16 else "",
             self.rule if self.rule != "adam" else "",
             self.tp_mode if self.tp_mode != "duplicated" else "",
+            "per token" if self.per_token else "",
+            "packed" if self.packed else "",
         ]
         return ", ".join(filter(None, parts))
 

@@ -2,14 +2,16 @@
 
     python -m tests.trainyard.training.layouts.matrix --write
 
-Made of the cases of the tests beside this file: a cell is a dash until a test has such a case."""
+Made of what was recorded of the cases of the tests beside this file (tests/records.py): a cell is a
+dash until a test has such a case."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.records import Case, Records, cell, recorded, summary
 from tests.trainyard.training.layouts import (
     test_bert,
     test_fully_sharded,
@@ -22,6 +24,7 @@ from tests.trainyard.training.layouts import (
 )
 from tests.trainyard.training.layouts.cases import Cut, all_cuts
 
+HERE = "tests/trainyard/training/layouts"
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "models.md"
 BEGIN = "<!-- generated: python -m tests.trainyard.training.layouts.matrix --write -->"
 END = "<!-- end of what is generated -->"
@@ -52,30 +55,48 @@ COLUMNS: dict[str, Callable[[Cut], bool]] = {
     "recomputation": lambda cut: cut.recompute != "none",
     "bf16": lambda cut: cut.bf16,
 }
-TESTS = (
-    *(test_bert, test_fully_sharded, test_latent, test_mamba, test_moe, test_mtp, test_retro),
-    test_t5,
+TESTS: tuple[tuple[list[Cut], Callable[..., None]], ...] = (
+    (test_bert.CUTS, test_bert.test_a_bert_over_ranks_equals_one_process),
+    (test_fully_sharded.CUTS, test_fully_sharded.test_every_way_of_sharding_equals_one_process),
+    (test_latent.CUTS, test_latent.test_latents_over_ranks_equal_one_process),
+    (test_mamba.CUTS, test_mamba.test_a_hybrid_over_ranks_equals_one_process),
+    (test_moe.CUTS, test_moe.test_experts_over_ranks_equal_one_process),
+    (test_mtp.CUTS, test_mtp.test_further_tokens_over_ranks_equal_one_process),
+    (test_retro.CUTS, test_retro.test_a_retro_over_ranks_equals_one_process),
+    (test_t5.CUTS, test_t5.test_a_t5_over_ranks_equals_one_process),
 )
+EVERY_LAYOUT = f"{HERE}/test_equivalence.py::test_every_layout_equals_one_process"
+"""Importing it takes seconds."""
+
+Tested = Sequence[tuple[Cut, Case]]
+"""Cuts, each with its case as pytest calls it."""
 
 
-def table(cuts: Iterable[Cut]) -> str:
+def all_tested() -> Tested:
+    """Every case of these tests."""
+    of_tests = [
+        (cut, (f"{test.__module__.replace('.', '/')}.py::{test.__name__}", str(cut)))
+        for cuts, test in TESTS
+        for cut in cuts
+    ]
+    return [*((cut, (EVERY_LAYOUT, str(cut))) for cut in all_cuts()), *of_tests]
+
+
+def table(tested: Tested, records: Records) -> str:
     """The table, in Markdown."""
-    tested = {(cut.kind, name) for cut in cuts for name, has in COLUMNS.items() if has(cut)}
     lines = [f"| | {' | '.join(COLUMNS)} |", f"|{' --- |' * (1 + len(COLUMNS))}"]
     for family, kinds in FAMILIES.items():
-        cells = ["yes" if any((k, n) in tested for k in kinds) else "-" for n in COLUMNS]
+        of_family = [(cut, case) for cut, case in tested if cut.kind in kinds]
+        cells = [
+            cell([case for cut, case in of_family if has(cut)], records) for has in COLUMNS.values()
+        ]
         lines.append(f"| {family} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", summary([case for _, case in tested], records)])
 
 
-def all_tested() -> list[Cut]:
-    """Every case of these tests."""
-    return [*all_cuts(), *(cut for module in TESTS for cut in module.CUTS)]
-
-
-def written(page: str) -> str:
+def written(page: str, records: Records) -> str:
     """The page with the table as it is now."""
-    return replaced(page, BEGIN, table(all_tested()))
+    return replaced(page, BEGIN, table(all_tested(), records))
 
 
 def replaced(page: str, begin: str, made: str) -> str:
@@ -87,4 +108,4 @@ def replaced(page: str, begin: str, made: str) -> str:
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         raise SystemExit("give --write")
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(written(PAGE.read_text(), recorded()))

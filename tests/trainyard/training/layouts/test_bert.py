@@ -23,6 +23,7 @@ CUTS = [
 ]
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_bert_over_ranks_equals_one_process(cut: Cut, ranks: RankPool) -> None:
     # In bf16, the gradients of `binary_head.bias`, two numbers, cancel over more steps to rounding

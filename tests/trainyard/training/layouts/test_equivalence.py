@@ -25,6 +25,7 @@ def test_every_pair_of_options_equals_one_process(cut: Cut, ranks: RankPool) -> 
 
 
 @pytest.mark.full
+@pytest.mark.recorded
 @pytest.mark.parametrize("cut", all_cuts(), ids=str)
 def test_every_layout_equals_one_process(cut: Cut, ranks: RankPool) -> None:
     assert_equals_one_process(cut, ranks, FEW_STEPS)

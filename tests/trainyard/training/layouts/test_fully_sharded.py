@@ -44,6 +44,7 @@ CUTS = [
 ]
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_every_way_of_sharding_equals_one_process(cut: Cut, ranks: RankPool) -> None:
     assert_equals_one_process(cut, ranks)

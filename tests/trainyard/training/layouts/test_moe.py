@@ -77,6 +77,7 @@ def define_kind(name: str, moe: dict[str, Any]) -> None:
     KINDS[name] = KINDS["llama"] | {"moe": MoEConfig(num_experts=4, **moe)}
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_experts_over_ranks_equal_one_process(cut: Cut, ranks: RankPool) -> None:
     assert_equals_one_process(cut, ranks)

@@ -24,6 +24,7 @@ CUTS = [
 ]
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_retro_over_ranks_equals_one_process(cut: Cut, ranks: RankPool) -> None:
     assert_equals_one_process(cut, ranks)
