@@ -8,7 +8,9 @@ share. b batch, g key and value heads of this rank, d head channels, T capacity.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -117,6 +119,18 @@ class StaticKVCache:
         self.lengths = [0] * len(self.lengths)
         self._lengths.zero_()
         self.states.clear()
+
+    def of_rows(self, rows: slice) -> Self:
+        """These rows alone, in the same memory, for a pass over them; its `lengths` are its own."""
+        part = copy.copy(self)
+        part._keys, part._values = (
+            {layer: kept[rows] for layer, kept in held.items()}
+            for held in (self._keys, self._values)
+        )
+        part.states = self.states.of_rows(rows)
+        part._lengths, part.lengths = self._lengths[rows], self.lengths[rows]
+        part._rows = self._rows[: len(part.lengths)]
+        return part
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Row i becomes a copy of row `rows[i]`, as beams of a search do."""

@@ -204,6 +204,7 @@ def _product(
         part_at = parts_ptr + row[:, None] * num_channels + channel[None, :]
         tl.store(part_at + split * size, sums, mask=is_row[:, None])
         tl.debug_barrier()
+        # Programs start in the order of their numbers, so those that wait here have all started.
         arrived = tl.atomic_add(done_ptr + tile, 1, sem="acq_rel") + 1
         while arrived < splits:
             arrived = tl.atomic_add(done_ptr + tile, 0, sem="acquire")
@@ -280,7 +281,8 @@ def decode_product(
 
     weight: (out, in), (2 out, in) if `gated`, which is SwiGLU; scale: (out) fp32 factors of the
     rows of E4M3; residual, out: (r, out), may be one tensor; out: None, if only `cast` is wanted,
-    of bf16; cast: for a matrix of E4M3. All contiguous. dependent: launched while the kernel before ends."""
+    of bf16; cast: for a matrix of E4M3. All contiguous. dependent: launched while the kernel before
+    ends."""
     x = rows.values
     num_rows, width = x.shape
     num_channels = weight.shape[0] // (2 if gated else 1)
@@ -329,13 +331,13 @@ class Blocks(NamedTuple):
 
 BLOCKS = {
     (1, True): Blocks(
-        narrow=Block(128, 128, 4, 8, splits=4, ahead=256),
+        narrow=Block(128, 128, 4, 7, splits=4, ahead=256),
         plain=Block(64, 128, 4, 12, ahead=512),
         gated=Block(128, 128, 8, 4),
         long=Block(128, 128, 4, 6),
     ),
     (1, False): Blocks(
-        narrow=Block(128, 128, 8, 6, splits=4, ahead=256),
+        narrow=Block(128, 128, 8, 5, splits=4, ahead=256),
         plain=Block(64, 128, 4, 8, ahead=512),
         gated=Block(128, 128, 8, 4),
         long=Block(128, 128, 8, 4),
