@@ -84,9 +84,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Size of each decoder that is built, and whether it would be compiled; none is."""
     found: list[tuple[int, bool]] = []
 
-    def build(*given: Any, compiled: bool) -> Decoder:
+    def build(*given: Any, compiled: bool, **options: Any) -> Decoder:
         found.append((given[1], compiled))
-        return build_decoder(*given)
+        return build_decoder(*given, **options)
 
     monkeypatch.setattr(static, "build_decoder", build)
     return found
