@@ -36,6 +36,7 @@ def generated(
     return run_requests(decoder, requests), decoder.cache.lengths
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("family", "kv_dtype"),
     [("llama", None), ("llama", E4M3), ("mistral", None), ("mixtral", None), ("hybrid", None)],
