@@ -43,7 +43,12 @@ from trainyard.inference.decoders import CachedDecoder
 from trainyard.inference.measure import device_clock
 from trainyard.inference.request import Request
 from trainyard.inference.static import GenerationResult, generate, run_requests
-from trainyard.models.costs.inference_memory import kv_numbers, prompt_numbers, state_bytes
+from trainyard.models.costs.inference_memory import (
+    kv_numbers,
+    prompt_numbers,
+    rows_at_once,
+    state_bytes,
+)
 from trainyard.models.families import family_of
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
@@ -245,7 +250,8 @@ def for_shape(
             share = (read + kept) / step / bandwidth
             rate = batch / step
             planned = held + batch * ((GPU_LENGTH + GPU_NEW) * of_token + state)
-            planned += batch * GPU_LENGTH * prompt_numbers(config, 1) * 2
+            at_once = rows_at_once(batch, GPU_LENGTH) * GPU_LENGTH
+            planned += at_once * prompt_numbers(config, 1) * 2
             peak = torch.cuda.max_memory_allocated()
             reached = (
                 f"TPOT {step * 1e3:.2f} ms, {rate:,.0f} tok/s, {100 * share:.1f} % of the copy "

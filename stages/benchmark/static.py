@@ -16,6 +16,7 @@ from stages.benchmark.static_report import report_page
 from stages.runtime.context import StageRun
 from trainyard.errors import ConfigError
 from trainyard.inference.decoders import Decoder
+from trainyard.inference.kv_cache import kv_dtype_of
 from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.log_probs import OnToken
 from trainyard.inference.measure import request_timing, throughput
@@ -93,10 +94,11 @@ class Benchmark:
         self.config, self.generator, self.device = config, generator, device
         self.speaks = speaks
         self._decoders: dict[int, Decoder] = {}
+        self._kv_dtype = kv_dtype_of(config.engine.kv_cache_dtype)
         count = config.num_tokens_to_generate
         if config.num_input_tokens is not None:
             sizes = config.inference_max_requests, config.num_input_tokens
-            check_room(generator.model, *sizes, count)
+            check_room(generator.model, *sizes, count, self._kv_dtype)
         self.requests = TextRequests(
             generator, config.sampling, config.generation, count, ignore_end=config.ignore_eod
         )
@@ -115,7 +117,7 @@ class Benchmark:
         if size not in self._decoders:
             longest, count = max(map(len, self.prompts)), self.config.num_tokens_to_generate
             self._decoders[size] = build_decoder(
-                self.generator, size, longest, count, compiled=compiled
+                *(self.generator, size, longest, count), compiled=compiled, kv_dtype=self._kv_dtype
             )
         decoder = self._decoders[size]
         return decoder if size == batch_size else PaddedDecoder(decoder, size)

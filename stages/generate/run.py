@@ -13,8 +13,8 @@ from stages.generate.config import GenerateConfig
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError, DataError
-from trainyard.fp8.weights import E4M3
 from trainyard.inference.beam import beam_search
+from trainyard.inference.kv_cache import kv_dtype_of
 from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.neighbors import NeighborDecoder
 from trainyard.inference.on_ranks import model_on_ranks
@@ -103,7 +103,7 @@ class BatchWork:
 
     @property
     def _kv_dtype(self) -> torch.dtype | None:
-        return E4M3 if self.config.kv_cache_dtype == "fp8" else None
+        return kv_dtype_of(self.config.kv_cache_dtype)
 
     def __len__(self) -> int:
         return -(-len(self.prompts) // self.config.inference_max_requests)

@@ -9,7 +9,11 @@ from stages.plan.config import PlanConfig
 from stages.plan.fit import GIBIBYTE
 from trainyard.config import flag
 from trainyard.errors import ConfigError
-from trainyard.models.costs.inference_memory import InferenceMemory, inference_memory
+from trainyard.models.costs.inference_memory import (
+    PROMPT_TOKENS,
+    InferenceMemory,
+    inference_memory,
+)
 from trainyard.models.families import family_of
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -74,7 +78,10 @@ def inference_lines(config: PlanConfig) -> list[str]:
         f"  keys and values: {kib:,.1f} KiB per token, {mib:,.1f} MiB per request of {length}",
     ]
     at_once = found["bytes_per_prompt_token"] / 2**10
-    lines.append(f"  prompts at once: {at_once:,.1f} KiB more per token, of a dense model")
+    lines.append(
+        f"  prompts: {at_once:,.1f} KiB more per token of a dense model, for at most "
+        f"{PROMPT_TOKENS:,} or one prompt at once"
+    )
     if states := found["state_bytes_per_request"]:
         lines.append(f"  states: {states / 2**20:,.1f} MiB per request of any length")
     if (fit := found["requests_that_fit"]) is not None:

@@ -21,7 +21,7 @@ from stages.runtime.process_exit import exit_now
 from stages.serve.config import ServeConfig
 from trainyard import logging as our_logging
 from trainyard.artifacts import retry
-from trainyard.config import from_dict
+from trainyard.config import flag, from_dict
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.inference.dynamic.build import build_engine, check_family
 from trainyard.inference.dynamic.engine import DynamicEngine
@@ -100,11 +100,12 @@ def build(
     try:
         check_family(generator.config)
     except ConfigError:
-        kind, weights = generator.config.model_type, config.engine.inference_weight_dtype
-        if weights is not None:
-            raise ConfigError(
-                f"--inference-weight-dtype {weights} is not for a {kind}; leave it out"
-            ) from None
+        kind = generator.config.model_type
+        for name in ("inference_weight_dtype", "kv_cache_dtype"):
+            if (value := getattr(config.engine, name)) is not None:
+                raise ConfigError(
+                    f"{flag(name)} {value} is not for a {kind}; leave it out"
+                ) from None
         if generator.groups.rank:
             return BatchFollower(generator)
         log.info("a %s generates in batches that start together", kind)

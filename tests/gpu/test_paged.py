@@ -23,8 +23,9 @@ from tests.trainyard.inference.small_models import (
     some_prompts,
 )
 from trainyard.attention.paged import gathered_attention, paged_attention
-from trainyard.fp8.weights import Kind, quantize, quantized_linear
+from trainyard.fp8.weights import E4M3, Kind, quantize, quantized_linear
 from trainyard.inference.config import SamplingConfig
+from trainyard.inference.decoders import CachedDecoder
 from trainyard.inference.static import run_requests
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
@@ -60,6 +61,16 @@ by up to 0.7; here by 0.06."""
 def fresh_compiler() -> None:
     """Each engine compiles its step anew, and the compiler stops after some."""
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", [*CASES.values(), *MORE.values()], ids=[*CASES, *MORE])
+def test_the_kernel_widens_keys_of_8_bits_as_torch_does(case: Case, dtype: torch.dtype) -> None:
+    q, keys, values, *rest = inputs_of(case, "cuda", dtype)
+    keys, values = (x.to(E4M3) for x in (keys, values))
+    found = paged_attention(q, keys, values, *rest)
+    exact = paged_attention(q, keys.to(dtype), values.to(dtype), *rest)
+    assert relative_error(found.float(), exact.float()) < 1e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -108,6 +119,23 @@ def test_the_engine_makes_the_static_texts_on_a_gpu(kind: str, graphs: int) -> N
             torch.testing.assert_close(
                 torch.tensor(one.log_probs), torch.tensor(other.log_probs), rtol=1e-3, atol=1e-4
             )
+
+
+@pytest.mark.parametrize("graphs", [0, 2], ids=["eager", "graphs"])
+def test_keys_of_8_bits_give_the_texts_of_the_static_engine_on_a_gpu(graphs: int) -> None:
+    model, prompts = model_of(LLAMA), some_prompts(3, 17, 9, 12, 5)
+    requests = requests_of(prompts, 12)
+    decoder = CachedDecoder(model, len(prompts), 29, kv_dtype=E4M3)
+    expected = run_requests(decoder, requests).outputs
+    engine = build_engine(
+        model,
+        block_size=16,
+        max_requests=9,
+        max_tokens=32,
+        kv_cache_dtype="fp8",
+        inference_dynamic_batching_num_cuda_graphs=graphs,
+    )
+    assert [c.tokens for c in run_all(engine, requests, arrive_every=2)] == expected
 
 
 @pytest.mark.parametrize("options", [LATENTS, MORE_GPTS["gpt-oss"]], ids=["latents", "gpt-oss"])

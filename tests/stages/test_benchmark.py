@@ -68,6 +68,14 @@ def test_prompts_are_continued_and_timed(
     assert "output tokens / second" in printed
 
 
+def test_keys_of_8_bits_take_a_quarter_of_those_of_fp32(checkpoint: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"prompts": list(TEXTS), "num_tokens_to_generate": 6}
+    _, timings = benchmark(checkpoint, tmp_path, **options, kv_cache_dtype="fp8")
+    assert timings["kv_cache_bytes"] == 2 * 2 * 3 * 2 * (15 + 6) * 16
+    with pytest.raises(ConfigError, match="--kv-cache-dtype says how a model runs here"):
+        from_dict(BenchmarkConfig, {"url": "http://x", "prompts": ["a"], "kv_cache_dtype": "fp8"})
+
+
 @pytest.mark.slow
 def test_generations_do_not_depend_on_the_batch(checkpoint: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"prompts": list(TEXTS), "top_k": 0, "temperature": 0.9}
@@ -84,9 +92,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Size of each decoder that is built, and whether it would be compiled; none is."""
     found: list[tuple[int, bool]] = []
 
-    def build(*given: Any, compiled: bool) -> Decoder:
+    def build(*given: Any, compiled: bool, **options: Any) -> Decoder:
         found.append((given[1], compiled))
-        return build_decoder(*given)
+        return build_decoder(*given, **options)
 
     monkeypatch.setattr(static, "build_decoder", build)
     return found

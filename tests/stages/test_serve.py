@@ -287,9 +287,12 @@ def test_each_family_runs_on_the_engine_that_can(kind: str, expected: type) -> N
     assert isinstance(engine, expected)
 
 
-def test_weights_of_8_bits_are_for_the_dynamic_engine() -> None:
-    config = from_dict(ServeConfig, {"load": "x", "inference_weight_dtype": "int8"})
-    with pytest.raises(ConfigError, match="int8 is not for a t5"):
+@pytest.mark.parametrize(
+    ("name", "kind"), [("inference_weight_dtype", "int8"), ("kv_cache_dtype", "fp8")]
+)
+def test_weights_and_keys_of_8_bits_are_for_the_dynamic_engine(name: str, kind: str) -> None:
+    config = from_dict(ServeConfig, {"load": "x", name: kind})
+    with pytest.raises(ConfigError, match=f"{kind} is not for a t5"):
         build(config, loaded_of(small_model("t5")))
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trainyard.attention.base import Softmax
+from trainyard.attention.kept import as_bytes
 from trainyard.attention.masks import NO_BOUND, AttentionMask, rule_matrix
 from trainyard.attention.one_query import one_query_attention
 from trainyard.attention.sdpa import SdpaBackend
@@ -55,8 +56,8 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of each new token to its sequence, whose keys are stored already.
 
-    q: (T, n, d); keys: (N, B, g, d); values: (N, B, g, d_v), query head i reading group i g / n.
-    window: see `AttentionMask`. Returns (T, n, d_v)."""
+    q: (T, n, d); keys: (N, B, g, d); values: (N, B, g, d_v), of q's type or E4M3, query head i
+    reading group i g / n. window: see `AttentionMask`. Returns (T, n, d_v)."""
     assert not softmax.dropout_p, "a cache is not for training"
     assert softmax.bias is None, "no model with relative positions has a paged cache"
     out: Tensor = _PAGED(
@@ -132,7 +133,8 @@ def _fits_kernel(q: Tensor, values: Tensor) -> bool:
     it gave wrong sums (40 and 24 channels, Triton 3.6 on an H200)."""
     widths = (q.shape[2], values.shape[3])
     padded = any(width & (width - 1) for width in widths)
-    return max(widths) <= KERNEL_HEAD_DIM and not (padded and q.dtype.itemsize == 2)
+    is_narrow = min(q.dtype.itemsize, values.dtype.itemsize) < 4
+    return max(widths) <= KERNEL_HEAD_DIM and not (padded and is_narrow)
 
 
 @_paged.register_fake
@@ -169,7 +171,7 @@ def gathered_attention(
         # weight of 0 does not take that away.
         behind = torch.arange(most, device=q.device) >= lengths[own].unsqueeze(1)
         k, v = (
-            x[blocks]
+            _gathered(x, blocks, q.dtype)
             .flatten(1, 2)[:, :most]
             .masked_fill(behind[..., None, None], 0)
             .transpose(1, 2)
@@ -184,6 +186,10 @@ def gathered_attention(
         queries = q[places].transpose(1, 2)  # (r, n, s, d)
         out[places] = _attend(queries, k, v, mask, softmax).transpose(1, 2)
     return out
+
+
+def _gathered(kept: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    return as_bytes(kept)[blocks].view(kept.dtype).to(dtype)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax) -> Tensor:

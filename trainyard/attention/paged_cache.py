@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from trainyard.attention.kept import as_bytes, kept_as
 from trainyard.attention.paged import PagedLayout
 from trainyard.attention.slot_states import SlotStates
 
@@ -32,11 +33,12 @@ class PagedKVCache:
         states: SlotStates | None = None,
         is_latent: bool = False,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         """heads: see `AttentionSizes.cached_heads`. layers: those with attention of this pipeline
-        stage. states: of its other layers. One block more is made, for tokens that belong to no
-        sequence."""
+        stage. states: of its other layers. kv_dtype: what keys and values are kept in, `dtype` or
+        E4M3; unset: the former. One block more is made, for tokens that belong to no sequence."""
         self.num_blocks, self.block_size = num_blocks, block_size
         self.scratch = num_blocks
         """The block that no sequence has."""
@@ -45,16 +47,19 @@ class PagedKVCache:
         (groups, width), (value_groups, value_width) = heads
         if is_latent:
             width += value_width
+        self._dtype = kv_dtype or dtype
+        # E4M3 as bytes: a compiled step that wrote to a view of them would copy all.
+        held = torch.uint8 if self._dtype.itemsize == 1 else self._dtype
         # Zeros: what is behind a sequence is masked, and must not be NaN.
         self._keys = {
-            layer: torch.zeros((*shape, groups, width), dtype=dtype, device=device)
+            layer: torch.zeros((*shape, groups, width), dtype=held, device=device)
             for layer in layers
         }
         if is_latent:
             self._values = {layer: keys[..., : heads[0][1]] for layer, keys in self._keys.items()}
         else:
             self._values = {
-                layer: torch.zeros((*shape, value_groups, value_width), dtype=dtype, device=device)
+                layer: torch.zeros((*shape, value_groups, value_width), dtype=held, device=device)
                 for layer in self._keys
             }
 
@@ -74,15 +79,17 @@ class PagedKVCache:
         """Store keys (T, g, d) and values (T, g, d_v) of the new tokens; None: a latent has its
         values among its keys."""
         at = self.layout.blocks, self.layout.places
-        keys, values = self.blocks(layer)
-        keys[at] = k
+        self._keys[layer][at] = as_bytes(kept_as(self._dtype, k))
         if v is not None:
-            values[at] = v
+            self._values[layer][at] = as_bytes(kept_as(self._dtype, v))
 
     def tensors(self) -> list[Tensor]:
-        """Keys and values of all layers."""
+        """Keys and values of all layers, those of 8 bits as bytes."""
         return [*self._keys.values(), *self._values.values()]
 
     def blocks(self, layer: int) -> tuple[Tensor, Tensor]:
         """All keys (N, B, g, d) and values (N, B, g, d_v) of a layer."""
-        return self._keys[layer], self._values[layer]
+        keys, values = self._keys[layer], self._values[layer]
+        if keys.dtype == self._dtype:
+            return keys, values
+        return keys.view(self._dtype), values.view(self._dtype)

@@ -1,8 +1,10 @@
 """Models at work on a fixed batch: logits of the next token, step by step.
 
-A decoder holds the keys and values of its batch, and the states of layers that keep those instead.
-Under tensor and pipeline parallelism every rank of a model calls the same methods with the same
-tokens, and gets the same logits. s tokens, b batch, h hidden, V vocabulary."""
+Long prompts pass the model some rows at a time, so that what layers need beside the cache does not
+grow with the batch. A decoder holds the keys and values of its batch, and the states of layers that
+keep those instead. Under tensor and pipeline parallelism every rank of a model calls the same
+methods with the same tokens, and gets the same logits. s tokens, b batch, h hidden, V
+vocabulary."""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from trainyard.inference.graphs import FixedStep
 from trainyard.inference.kv_cache import FixedShapeCache, StaticKVCache
 from trainyard.inference.log_probs import Scores, no_scores, score_places
 from trainyard.inference.pipeline import StageChain
+from trainyard.models.costs.inference_memory import rows_at_once
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.model import TransformerModel
 from trainyard.models.t5.model import T5Model
@@ -121,8 +124,23 @@ class CachedDecoder(Stepping):
     def start(self, prompts: Sequence[Sequence[int]], top_n: int | None = None) -> Start:
         """See `Decoder`."""
         self.cache.clear()
+        longest = max(len(prompt) for prompt in prompts)
+        count = rows_at_once(len(prompts), longest)
+        if count == len(prompts):
+            return self._started(self.cache, prompts, top_n)
+        starts = []
+        for first in range(0, len(prompts), count):
+            rows = slice(first, min(first + count, len(prompts)))
+            part = self.cache.of_rows(rows)
+            starts.append(self._started(part, prompts[rows], top_n))
+            self.cache.lengths[rows] = part.lengths
+        return joined(starts)
+
+    def _started(
+        self, cache: StaticKVCache, prompts: Sequence[Sequence[int]], top_n: int | None
+    ) -> Start:
         tokens, counts = padded(prompts, self.model.device), [len(p) for p in prompts]
-        hidden = self._hidden(tokens, counts)
+        hidden = self._hidden(cache, tokens, counts)
         logits = self.logits(last_of(hidden, counts))
         scores = None if top_n is None else self._scores(hidden, tokens, top_n)
         return Start(logits, scores)
@@ -131,20 +149,20 @@ class CachedDecoder(Stepping):
         """See `Decoder`."""
         if self._fixed_step is not None:
             return self._fixed_step(tokens)
-        hidden = self._hidden(tokens.unsqueeze(1), [1] * len(tokens))
+        hidden = self._hidden(self.cache, tokens.unsqueeze(1), [1] * len(tokens))
         return self.logits(hidden[-1])
 
     def reorder(self, rows: Sequence[int]) -> None:
         """See `Decoder`."""
         self.cache.reorder(rows)
 
-    def _hidden(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+    def _hidden(self, cache: StaticKVCache, tokens: Tensor, counts: Sequence[int]) -> Tensor:
         def layers(received: Tensor | None) -> Tensor:
-            return self._gpt.hidden_states(tokens, kv_cache=self.cache, received=received)
+            return self._gpt.hidden_states(tokens, kv_cache=cache, received=received)
 
-        self.cache.begin(counts)
+        cache.begin(counts)
         hidden = self.through(tokens.shape[1], tokens.shape[0], layers)
-        self.cache.advance()
+        cache.advance()
         return hidden
 
     def _scores(self, hidden: Tensor, tokens: Tensor, top_n: int) -> Scores | None:
@@ -225,6 +243,26 @@ class EncoderDecoder(Stepping):
     def reorder(self, rows: Sequence[int]) -> None:
         """See `Decoder`. Beams of one prompt share its encoder's output."""
         self.cache.reorder(rows)
+
+
+def joined(starts: Sequence[Start]) -> Start:
+    """Of one batch, passes over some of its rows each."""
+    logits = torch.cat([start.logits for start in starts])
+    scores = [start.scores for start in starts if start.scores is not None]
+    if not scores:
+        return Start(logits)
+    return Start(logits, Scores(*(_beside(parts) for parts in zip(*scores, strict=True))))
+
+
+def _beside(parts: Sequence[Tensor]) -> Tensor:
+    """(s, b, ...) of (s of each, b of each, ...), zeros behind the shorter ones."""
+    count = max(len(part) for part in parts)
+    out = parts[0].new_zeros(count, sum(part.shape[1] for part in parts), *parts[0].shape[2:])
+    for part, columns in zip(
+        parts, out.split([part.shape[1] for part in parts], dim=1), strict=True
+    ):
+        columns[: len(part)] = part
+    return out
 
 
 def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:

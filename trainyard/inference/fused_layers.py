@@ -7,7 +7,7 @@ rows, h hidden, n query heads, d head channels, V vocabulary."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,9 +25,10 @@ from trainyard.models.swiglu import swiglu
 from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 if TYPE_CHECKING:
-    from trainyard.kernels.decode_product import Rows
+    from trainyard.kernels.decode_product import Cast, Rows
 
 Linear = ColumnParallelLinear | RowParallelLinear
+Norm = RMSNorm | LayerNorm
 Matrix = tuple[Tensor, Tensor | None]
 """And the factors of its rows, if it is of 8 bits."""
 
@@ -113,7 +114,7 @@ class FusedLayers:
 
     def __init__(self, model: GPTModel, cache: FixedShapeCache) -> None:
         from trainyard.kernels.decode_attention import DecodeAttention
-        from trainyard.kernels.decode_product import Meeting
+        from trainyard.kernels.decode_product import CAST_CHANNELS, Meeting
 
         config, rows, device = model.config, len(cache.lengths), model.device
         self._model, self._cache, self._eps = model, cache, config.norm_epsilon
@@ -133,55 +134,77 @@ class FusedLayers:
             name: torch.empty(rows, width, dtype=model.dtype, device=device)
             for name, width in widths.items()
         }
-        cast = ("normed", "context", "inner")
+        parts = {name: widths[name] // CAST_CHANNELS for name in ("normed", "inner")}
+        parts["context"] = keys.shape[1]
         self._cast = {
-            name: torch.empty(rows, widths[name], dtype=E4M3, device=device) for name in cast
+            name: torch.empty(rows, widths[name], dtype=E4M3, device=device) for name in parts
         }
-        self._scale = {name: torch.empty(rows, 1, device=device) for name in ("normed", "inner")}
-        self._scale["context"] = torch.empty(rows, keys.shape[1], device=device)
+        self._scale = {
+            name: torch.empty(count, rows, device=device) for name, count in parts.items()
+        }
+        self._squares = torch.empty_like(self._scale["normed"])
 
     def __call__(self, hidden: Tensor, rotary: Rotary | None, lengths: Tensor) -> Tensor:
         """hidden: (1, r, h); lengths: (r) tokens in the cache before this one. The logits are
         overwritten by the next call."""
         decoder = self._model.decoder
-        self._rows["stream"].copy_(hidden[0])
         turn = None
         if rotary is not None:
             shape = (len(lengths), self._model.config.head_dim)
             cos, sin = (x[0, :, 0].expand(shape).contiguous() for x in rotary[:2])
             turn = (cos, sin)
-        for number, layer in zip(decoder.numbers, decoder.layers.values(), strict=True):
+        layers = list(decoder.layers.values())
+        assert decoder.final_layernorm is not None
+        output = (decoder.final_layernorm, _output_weight(self._model))
+        rows = self._enter(hidden[0], *_first_of(layers[0]))
+        for index, (number, layer) in enumerate(zip(decoder.numbers, layers, strict=True)):
             assert isinstance(layer, TransformerLayer)
             attention, mlp = layer.self_attention, layer.mlp
             assert isinstance(attention, SelfAttention)
             assert isinstance(mlp, MLP)
-            self._after_norm(layer.input_layernorm, _matrix(attention.linear_qkv), "qkv")
-            self._onto_stream(self._attend(number, attention, turn, lengths), attention.linear_proj)
-            fc1 = _matrix(mlp.linear_fc1)
-            self._after_norm(layer.pre_mlp_layernorm, fc1, "inner", gated=True)
-            self._onto_stream(self._inner(mlp.linear_fc2), mlp.linear_fc2)
-        assert decoder.final_layernorm is not None
-        self._after_norm(decoder.final_layernorm, _output_weight(self._model), "logits")
+            self._multiply(rows, _matrix(attention.linear_qkv), self._rows["qkv"])
+            context = self._attend(number, attention, turn, lengths)
+            fc1, fc2 = _matrix(mlp.linear_fc1), _matrix(mlp.linear_fc2)
+            norm = layer.pre_mlp_layernorm
+            rows = self._onto_stream(context, _matrix(attention.linear_proj), norm, fc1)
+            inner = self._inner(rows, fc1, fc2)
+            is_last = index + 1 == len(layers)
+            after = output if is_last else _first_of(layers[index + 1])
+            rows = self._onto_stream(inner, fc2, *after)
+        self._multiply(rows, output[1], self._rows["logits"])
         return self._rows["logits"]
 
-    def _after_norm(
-        self, norm: RMSNorm | LayerNorm, matrix: Matrix, out: str, *, gated: bool = False
-    ) -> None:
-        """The residual stream, normalised, times a matrix."""
+    def _enter(self, hidden: Tensor, norm: Norm, matrix: Matrix) -> Rows:
+        """The first rows of the residual stream, as the first matrix takes them."""
+        from trainyard.kernels.row_norm import cast_rows
+
+        self._rows["stream"].copy_(hidden)
+        cast = self._cast_of(norm, matrix)
+        if cast is not None:
+            cast_rows(self._rows["stream"], cast, dependent=self._dependent)
+        return self._normed(norm, cast)
+
+    def _cast_of(self, norm: Norm, matrix: Matrix) -> Cast | None:
+        """Where the stream goes for a matrix of 8 bits behind a norm."""
+        from trainyard.kernels.decode_product import Cast
+
+        if matrix[1] is None:
+            return None
+        return Cast(self._cast["normed"], self._scale["normed"], norm.weight, self._squares)
+
+    def _normed(self, norm: Norm, cast: Cast | None) -> Rows:
+        """The stream behind a norm, as the next matrix takes it."""
         from trainyard.kernels.decode_product import Rows
         from trainyard.kernels.row_norm import row_norm
 
-        stream, scale = self._rows["stream"], self._scale["normed"]
-        options: dict[str, Any] = {"gain": norm.weight, "eps": self._eps}
-        if matrix[1] is not None:
-            rows = Rows(self._cast["normed"], scale)
-            row_norm(stream, rows.values, scale=scale, **options, dependent=self._dependent)
-        elif len(stream) <= FEW_ROWS:
-            rows = Rows(stream, **options)
-        else:
-            rows = Rows(self._rows["normed"])
-            row_norm(stream, rows.values, **options, dependent=self._dependent)
-        self._multiply(rows, matrix, self._rows[out], gated=gated)
+        stream = self._rows["stream"]
+        if cast is not None:
+            return cast.rows(self._eps)
+        if len(stream) <= FEW_ROWS:
+            return Rows(stream, gain=norm.weight, eps=self._eps)
+        normed, dependent = self._rows["normed"], self._dependent
+        row_norm(stream, norm.weight, normed, eps=self._eps, dependent=dependent)
+        return Rows(normed)
 
     def _attend(
         self,
@@ -205,29 +228,33 @@ class FusedLayers:
         )
         return rows
 
-    def _inner(self, linear: Linear) -> Rows:
+    def _inner(self, rows: Rows, fc1: Matrix, fc2: Matrix) -> Rows:
         """The output of SwiGLU, as the next matrix takes it."""
-        from trainyard.kernels.decode_product import Rows
-        from trainyard.kernels.row_norm import row_norm
+        from trainyard.kernels.decode_product import Cast, Rows
 
-        if _matrix(linear)[1] is None:
+        if fc2[1] is None:
+            self._multiply(rows, fc1, self._rows["inner"], gated=True)
             return Rows(self._rows["inner"])
-        rows = Rows(self._cast["inner"], self._scale["inner"])
-        row_norm(self._rows["inner"], rows.values, scale=rows.scale, dependent=self._dependent)
-        return rows
+        cast = Cast(self._cast["inner"], self._scale["inner"])
+        self._multiply(rows, fc1, None, gated=True, cast=cast)
+        return cast.rows()
 
-    def _onto_stream(self, rows: Rows, linear: Linear) -> None:
-        stream = self._rows["stream"]
-        self._multiply(rows, _matrix(linear), stream, residual=stream)
+    def _onto_stream(self, rows: Rows, matrix: Matrix, norm: Norm, following: Matrix) -> Rows:
+        """Add a product to the stream, and give that as the matrix behind the next norm takes
+        it."""
+        stream, cast = self._rows["stream"], self._cast_of(norm, following)
+        self._multiply(rows, matrix, stream, residual=stream, cast=cast)
+        return self._normed(norm, cast)
 
     def _multiply(
         self,
         rows: Rows,
         matrix: Matrix,
-        out: Tensor,
+        out: Tensor | None,
         *,
         residual: Tensor | None = None,
         gated: bool = False,
+        cast: Cast | None = None,
     ) -> None:
         from trainyard.kernels.decode_product import decode_product
 
@@ -237,6 +264,14 @@ class FusedLayers:
             scale=scale,
             residual=residual,
             gated=gated,
+            cast=cast,
             meeting=self._meeting,
             dependent=self._dependent,
         )
+
+
+def _first_of(layer: torch.nn.Module) -> tuple[Norm, Matrix]:
+    """What a layer does with the stream first."""
+    assert isinstance(layer, TransformerLayer)
+    assert isinstance(layer.self_attention, SelfAttention)
+    return layer.input_layernorm, _matrix(layer.self_attention.linear_qkv)

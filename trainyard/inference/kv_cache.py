@@ -8,13 +8,15 @@ share. b batch, g key and value heads of this rank, d head channels, T capacity.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
+from trainyard.attention.kept import as_bytes, kept_as
 from trainyard.attention.masks import causal_mask
-from trainyard.fp8.weights import E4M3, LARGEST
 from trainyard.inference.layer_states import StaticStates, empty_states
 from trainyard.models.config import TransformerConfig
 
@@ -90,14 +92,14 @@ class StaticKVCache:
         is_even = min(self.lengths) == max(self.lengths)
         for kept, new in ((keys, k), (values, v)):
             if is_even:
-                kept[:, :, seen - num_new : seen] = kept_as(kept, new)
+                kept[:, :, seen - num_new : seen] = kept_as(kept.dtype, new)
             else:
                 self._write(kept, new, self.positions(num_new))
         return keys[:, :, :seen].to(k.dtype), values[:, :, :seen].to(v.dtype)
 
     def _write(self, kept: Tensor, new: Tensor, places: Tensor) -> None:
         """new: (b, g, s, d), to `places`, (b, s), of each row."""
-        own = kept_as(kept, new).transpose(1, 2)
+        own = kept_as(kept.dtype, new).transpose(1, 2)
         as_bytes(kept)[self._rows, :, places] = as_bytes(own)
 
     def begin(self, counts: Sequence[int]) -> None:
@@ -117,6 +119,18 @@ class StaticKVCache:
         self.lengths = [0] * len(self.lengths)
         self._lengths.zero_()
         self.states.clear()
+
+    def of_rows(self, rows: slice) -> Self:
+        """These rows alone, in the same memory, for a pass over them; its `lengths` are its own."""
+        part = copy.copy(self)
+        part._keys, part._values = (
+            {layer: kept[rows] for layer, kept in held.items()}
+            for held in (self._keys, self._values)
+        )
+        part.states = self.states.of_rows(rows)
+        part._lengths, part.lengths = self._lengths[rows], self.lengths[rows]
+        part._rows = self._rows[: len(part.lengths)]
+        return part
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Row i becomes a copy of row `rows[i]`, as beams of a search do."""
@@ -178,15 +192,6 @@ class FixedShapeCache(StaticKVCache):
         self.lengths = [length + 1 for length in self.lengths]
 
 
-def kept_as(kept: Tensor, new: Tensor) -> Tensor:
-    """New keys or values in the type of those that are kept. Numbers that E4M3 does not reach
-    become its largest."""
-    if kept.dtype == E4M3:
-        new = new.clamp(-LARGEST["fp8"], LARGEST["fp8"])
-    return new.to(kept.dtype)
-
-
-def as_bytes(x: Tensor) -> Tensor:
-    """Numbers of 8 bits as integers, since torch indexes no E4M3 on some devices; others as they
-    are."""
-    return x.view(torch.uint8) if x.dtype == E4M3 else x
+def kv_dtype_of(option: Literal["fp8"] | None) -> torch.dtype | None:
+    """What --kv-cache-dtype names; None: the type of the model."""
+    return torch.float8_e4m3fn if option == "fp8" else None

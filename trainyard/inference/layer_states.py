@@ -63,6 +63,11 @@ class StaticStates:
         for tensor in self._tensors():
             tensor.zero_()
 
+    def of_rows(self, rows: slice) -> StaticStates:
+        """These rows alone, in the same memory."""
+        held = {layer: tuple(x[rows] for x in state) for layer, state in self._held.items()}
+        return StaticStates(held)
+
     def reorder(self, order: Tensor) -> None:
         """Row i becomes a copy of row `order[i]`."""
         self._held = {

@@ -192,13 +192,21 @@ def check_lengths(model: GPTModel, prompts: Sequence[Sequence[int]], max_new_tok
         check_length(what, len(prompt), max_new_tokens, model.config.positions)
 
 
-def check_room(model: GPTModel, num_prompts: int, length: int, max_new_tokens: int) -> None:
+def check_room(
+    model: GPTModel,
+    num_prompts: int,
+    length: int,
+    max_new_tokens: int,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
     """Refuse a batch of random prompts that exceeds the positions of the model or the memory of its
     device."""
     config = model.config
     check_length(f"--num-input-tokens {length}", length, max_new_tokens, config.positions)
     layers, each = range(config.num_layers), model.dtype.itemsize
-    row = kv_numbers(config, layers) * (length + max_new_tokens) * each
+    row = (
+        kv_numbers(config, layers) * (length + max_new_tokens) * (kv_dtype or model.dtype).itemsize
+    )
     row += state_bytes(config, layers, 1, each)
     check_memory(
         f"--inference-max-requests {num_prompts}: the cache of this many prompts of "

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainyard.kernels.decode_product import LARGEST
 from trainyard.kernels.dependent_launch import begin, prefetch
-from trainyard.kernels.row_norm import LARGEST
 
 LEAST_QUERIES = 16
 """Of a program; fewer are padded."""
@@ -193,7 +193,7 @@ def _attend(
     if casts:
         out = tl.where(is_query[:, None], out, 0.0).to(dtype).to(tl.float32)
         out_scale = tl.maximum(tl.max(tl.max(tl.abs(out), 1), 0), 1e-12) / LARGEST
-        tl.store(out_scale_ptr + row * groups + group, out_scale)
+        tl.store(out_scale_ptr + group * num_rows + row, out_scale)
         out = out / out_scale
     tl.store(
         out_ptr + place[:, None] * width + channel[None, :],
@@ -234,7 +234,7 @@ class DecodeAttention:
 
         qkv: (r, g (n / g + 2) d), as `models.attention` orders it; rotary: cosines and sines, (r,
         d) each; keys, values: (r, g, T, d) of qkv's type or E4M3; lengths: (r), tokens in the cache
-        so far. out_scale: (r, g) fp32, computed here for an `out` of E4M3. All contiguous."""
+        so far. out_scale: (g, r) fp32, computed here for an `out` of E4M3. All contiguous."""
         rows, groups, _, width = keys.shape
         group_size = qkv.shape[1] // (groups * width) - 2
         cos, sin = (qkv, qkv) if rotary is None else rotary

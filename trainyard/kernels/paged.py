@@ -125,6 +125,11 @@ def _attend(
         other=0.0,
     )
 
+    # A GPU turns E4M3 into fp16 in one instruction, into bf16 in three.
+    is_fast: tl.constexpr = keys_ptr.dtype.element_ty.is_fp8() and q.dtype == tl.bfloat16
+    inner: tl.constexpr = tl.float16 if is_fast else q.dtype
+    q = q.to(inner)
+
     # Keys that any row of the tile sees, and of these the part of this program.
     last = tl.minimum(length - count + first + tile_tokens, length)
     low = last * 0
@@ -161,7 +166,7 @@ def _attend(
             mask=is_key[None, :] & (channel < width)[:, None],
             other=0.0,
         )
-        scores = tl.dot(q, k, input_precision=precision) * (scale * 1.44269504)
+        scores = tl.dot(q, k.to(inner), input_precision=precision) * (scale * 1.44269504)
         seen = is_key[None, :] & (key[None, :] <= position[:, None])
         if window != -1:
             seen = seen & (position[:, None] - key[None, :] <= window)
@@ -181,7 +186,7 @@ def _attend(
             other=0.0,
         )
         sums = sums * shrink[:, None]
-        sums += tl.dot(weights.to(v.dtype), v, input_precision=precision)
+        sums += tl.dot(weights.to(inner), v.to(inner), input_precision=precision)
         highest = higher
 
     place = (begin + token) * (groups * group_size) + head
@@ -243,10 +248,10 @@ def paged_kernel(
 ) -> Tensor:
     """Causal attention of the new tokens of each sequence to all of its keys.
 
-    q: (T, n, d); keys: (N, B, g, d); values: (N, B, g, d_v); tables: (R, M) int64; starts: (R + 1)
-    int64, where the tokens of each sequence begin; lengths: (R) int64, its keys with the new ones.
-    most_new, most_keys: new tokens and keys of a sequence at most. sink: (n). window: keys to the
-    left. Returns (T, n, d_v). Channels are beside each other in memory."""
+    q: (T, n, d); keys: (N, B, g, d); values: (N, B, g, d_v), of q's type or E4M3; tables: (R, M)
+    int64; starts: (R + 1) int64, where the tokens of each sequence begin; lengths: (R) int64, its
+    keys with the new ones. most_new, most_keys: new tokens and keys of a sequence at most. sink:
+    (n). window: keys to the left. Returns (T, n, d_v). Channels are beside each other in memory."""
     num_tokens, heads, width = q.shape
     block_size, groups, value_width = keys.shape[1], keys.shape[2], values.shape[3]
     group_size, num_sequences = heads // groups, len(lengths)

@@ -15,6 +15,8 @@ import logging
 import math
 from typing import Any
 
+import torch
+
 from trainyard.attention.paged_cache import PagedKVCache
 from trainyard.attention.slot_states import SlotStates
 from trainyard.errors import ConfigError
@@ -26,6 +28,7 @@ from trainyard.inference.dynamic.ranks import Follower, Link
 from trainyard.inference.dynamic.runner import PagedRunner
 from trainyard.inference.dynamic.scheduler import Scheduler
 from trainyard.inference.dynamic.sizes import cache_sizes
+from trainyard.inference.kv_cache import kv_dtype_of
 from trainyard.inference.layer_states import empty_states
 from trainyard.inference.load import ModelOnRanks
 from trainyard.models.config import TransformerConfig
@@ -79,7 +82,8 @@ def engine_of(
     length = min(max_seq_length or model.config.positions, model.config.positions)
     num_blocks, num_slots = cache_sizes(model, config, groups, length)
     size = config.inference_dynamic_batching_block_size
-    cache = _cache(model, num_blocks, size, num_slots, groups.dims.tp)
+    kv_dtype = kv_dtype_of(config.kv_cache_dtype)
+    cache = _cache(model, num_blocks, size, num_slots, groups.dims.tp, kv_dtype)
     runner, link = PagedRunner(model, cache, groups, vocab_size), Link(groups, model.device)
     most = min(length, num_blocks * size)
     if config.inference_dynamic_batching_num_cuda_graphs:
@@ -122,7 +126,14 @@ def _has_states(config: TransformerConfig) -> bool:
     return any(config.state_shapes(layer) for layer in range(config.num_layers))
 
 
-def _cache(model: GPTModel, num_blocks: int, size: int, num_slots: int, tp: int) -> PagedKVCache:
+def _cache(
+    model: GPTModel,
+    num_blocks: int,
+    size: int,
+    num_slots: int,
+    tp: int,
+    kv_dtype: torch.dtype | None,
+) -> PagedKVCache:
     """Blocks of `size` tokens and slots, of the layers of this stage."""
     config, layers = model.config, model.decoder.numbers
     on: dict[str, Any] = {"dtype": model.dtype, "device": model.device}
@@ -133,6 +144,7 @@ def _cache(model: GPTModel, num_blocks: int, size: int, num_slots: int, tp: int)
         layers=filter(config.has_attention, layers),
         states=SlotStates(empty_states(config, num_slots + 1, layers=layers, tp_size=tp, **on)),
         is_latent=config.latent.enabled,
+        kv_dtype=kv_dtype,
         **on,
     )
 

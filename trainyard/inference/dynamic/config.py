@@ -14,7 +14,8 @@ MAX_GUESSES = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicConfig:
     """Memory of the model and its cache, and what a step computes. Except for
-    --inference-weight-dtype, texts do not depend on these options, up to rounding."""
+    --inference-weight-dtype and --kv-cache-dtype, texts do not depend on these options, up to
+    rounding."""
 
     inference_dynamic_batching_buffer_size_gb: float | None = execution(None)
     """Memory of keys, values and states on each rank, in GiB; unset: what the requests need at
@@ -37,6 +38,9 @@ class DynamicConfig:
     """Keep the matrices of the layers in 8 bits, with a scale for each output channel: half the
     memory of bf16, and with fp8 on a Hopper GPU faster products; unset: in the format of the
     computation."""
+    kv_cache_dtype: Literal["fp8"] | None = None
+    """Keep keys and values in E4M3 without a scale, half the memory of 16 bits; unset: in the type
+    of the computation. Not for T5 and Retro in batches. The static engine does this too."""
     num_speculative_tokens: int = execution(0)
     """Guess this many tokens from what followed the last tokens earlier in the text, and keep those
     that the model would have chosen."""

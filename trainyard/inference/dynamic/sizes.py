@@ -9,6 +9,7 @@ import torch
 
 from trainyard.errors import ConfigError
 from trainyard.inference.dynamic.config import DynamicConfig
+from trainyard.inference.kv_cache import kv_dtype_of
 from trainyard.machine import memory_bytes
 from trainyard.models.config import TransformerConfig
 from trainyard.models.costs.inference_memory import kv_numbers, state_bytes
@@ -49,7 +50,8 @@ def cache_sizes(
     blocks of half of the longest request; else as many as there are with those. Blocks get the
     rest. Memory of a block and a slot for what belongs to no request is taken off."""
     size = config.inference_dynamic_batching_block_size
-    block = block_bytes(model.config, groups, size, model.dtype.itemsize)
+    kept = kv_dtype_of(config.kv_cache_dtype) or model.dtype
+    block = block_bytes(model.config, groups, size, kept.itemsize)
     slot = slot_bytes(model.config, groups, model.dtype.itemsize)
     given = config.inference_dynamic_batching_buffer_size_gb
     of_request, most = -(-length // size), config.inference_dynamic_batching_max_requests

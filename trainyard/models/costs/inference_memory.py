@@ -18,6 +18,10 @@ from trainyard.models.config import TransformerConfig
 from trainyard.models.costs.memory_detail import expert_parameters_here, parameters_here
 from trainyard.models.parallel_layout import ParallelLayout
 
+PROMPT_TOKENS = 8192
+"""Of prompts that pass a model together, unless a single one is longer: enough to keep a large GPU
+busy."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceMemory:
@@ -72,10 +76,16 @@ def state_bytes(config: TransformerConfig, layers: range, tp: int, bytes_each: i
 
 
 def prompt_numbers(config: TransformerConfig, tp: int) -> int:
-    """Of a token in a dense MLP, where a layer is at its widest: the residual stream and its norm,
-    what the first matrix gives, and the activation of that."""
+    """Of a token in a dense MLP, where a layer is at its widest: the residual stream as it entered
+    the first layer, this one and the MLP, its norm, what the first matrix gives, and the activation
+    of that."""
     parts = 3 if config.gated else 2
-    return 2 * config.hidden_size + parts * config.ffn_size // tp
+    return 4 * config.hidden_size + parts * config.ffn_size // tp
+
+
+def rows_at_once(batch_size: int, longest: int) -> int:
+    """Prompts of a fixed batch that pass the model together. longest: tokens of the longest."""
+    return min(batch_size, max(1, PROMPT_TOKENS // longest))
 
 
 def inference_memory(

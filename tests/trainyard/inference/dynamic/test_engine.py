@@ -23,9 +23,14 @@ from tests.trainyard.inference.small_models import (
     some_prompts,
 )
 from trainyard.errors import ConfigError
+from trainyard.fp8.weights import E4M3
 from trainyard.inference.config import SamplingConfig
+from trainyard.inference.decoders import CachedDecoder
+from trainyard.inference.dynamic.config import DynamicConfig
+from trainyard.inference.dynamic.sizes import cache_sizes
 from trainyard.inference.request import BrokenOutputError, Completion, Request
 from trainyard.inference.static import run_requests
+from trainyard.parallel.groups import ALONE
 from trainyard.testing.tolerances import BF16_LOG_PROBS, FP32_SUM_ORDER, relative_error
 
 KINDS = (*GPTS, *MORE_GPTS, *MAMBAS, "retro")
@@ -69,6 +74,30 @@ def test_the_dynamic_engine_makes_the_texts_of_the_static_one(kind: str, how: st
     assert engine.stats().preemptions > 0 or kind == "mamba", "only blocks without keys are free"
     assert engine.stats().prompt_tokens == sum(map(len, prompts))
     assert engine.stats().generated_tokens == 3 * 12
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", *(pytest.param(k, marks=pytest.mark.slow) for k in ("deepseek", "gpt-oss"))]
+)
+def test_keys_of_8_bits_give_the_texts_of_the_static_engine_with_such(kind: str) -> None:
+    model: Any = build(kind)
+    requests = requests_of(some_prompts(3, 9, 5), 12, log_probs=True)
+    decoder = CachedDecoder(model, 3, 21, kv_dtype=E4M3)
+    expected = run_requests(decoder, requests).completions
+    engine = build_engine(model, num_blocks=9, max_requests=3, max_tokens=7, kv_cache_dtype="fp8")
+    check_same(run_all(engine, requests), expected)
+    plain = run_all(build_engine(model), requests)
+    assert [c.log_probs for c in plain] != [c.log_probs for c in expected]
+
+
+def test_twice_as_many_blocks_of_8_bits_fit() -> None:
+    model: Any = build("llama").to(torch.bfloat16)
+    options: dict[str, Any] = {"inference_dynamic_batching_buffer_size_gb": 0.01}
+    wide, narrow = (
+        cache_sizes(model, DynamicConfig(**options, kv_cache_dtype=kept), ALONE, 48)[0]
+        for kept in (None, "fp8")
+    )
+    assert abs(narrow - 2 * wide) <= 2
 
 
 @pytest.mark.slow
