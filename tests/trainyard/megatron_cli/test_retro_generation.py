@@ -141,7 +141,7 @@ def test_the_tuning_of_the_script_is_as_long_as_its_cyclic_iterations() -> None:
 
 
 def test_cyclic_iterations_are_of_the_cyclic_order_alone() -> None:
-    once = understand("--retro-cyclic-train-iters 5 --train-iters 3".split(), PRETRAIN, {})
+    once = understand(["--retro-cyclic-train-iters", "5", "--train-iters", "3"], PRETRAIN, {})
     assert once.arguments == ["--train-iters", "3"]
     cyclic = "--retro-cyclic-train-iters 5 --dataloader-type cyclic --retro-project-dir p"
     with pytest.raises(ConfigError, match="give its length as --train-iters, here and to faiss"):
