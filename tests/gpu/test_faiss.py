@@ -1,5 +1,5 @@
-"""Searches of faiss on GPUs find what they find on the CPU, for indices that its kernels know. Needs
-a build of faiss for GPUs, such as faiss-gpu or faiss-gpu-cu12, in place of faiss-cpu.
+"""Searches of faiss on GPUs find what they find on the CPU, for indices that its kernels know.
+Needs a build of faiss for GPUs, such as faiss-gpu or faiss-gpu-cu12, in place of faiss-cpu.
 
 python -m pytest -m gpu tests/gpu/test_faiss.py"""
 
