@@ -47,8 +47,8 @@ DIMENSIONS = 64
 SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 
 RETRO = (
-    "--model-type retro --num-layers 2 --hidden-size 64 --num-attention-heads 2"
-    " --max-position-embeddings 128 --position-embedding-type rope --hidden-dropout 0"
+    "--model-type retro --num-layers 2 --hidden-size 64 --num-attention-heads 4"
+    " --max-position-embeddings 128 --hidden-dropout 0"
     f" --attention-dropout 0 --retro-chunk-length {LENGTH} --retro-cross-attention-layers 1 2"
     " --retro-encoder-hidden-dropout 0 --retro-encoder-attention-dropout 0 --init-method-std 0.1"
     " --micro-batch-size 32 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 20"
