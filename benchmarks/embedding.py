@@ -2,13 +2,15 @@
 
 Random weights, which take as long as trained ones. CPU: the shape of all-MiniLM-L6-v2, fp32, texts
 of real chunks, tokenizing included on both sides. Both embed the same texts in turn in one process;
-seconds of wall and of CPU time, since other work on the machine slows the first. The peer works as
-sentence-transformers: texts sorted by length, padded to the longest of a batch, pooled with a mask.
+seconds of wall and of CPU time, since other work on the machine slows the first. The peer is
+sentence-transformers where it is installed, else transformers in its way: texts sorted by length,
+padded to the longest of a batch, pooled with a mask.
 
 GPU: the shape of BERT-large, bf16, every text of 256 tokens; no data files are needed."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 import time
@@ -81,11 +83,13 @@ def on_cpu(setting: Setting) -> None:
     config = EmbeddingConfig(pooling="mean-all", normalize=True, retro_bert_batch_size=BATCH)
     mine = embedder_of(folder, vocab, config)
     _, num_tokens = mine.prepare(texts)
+    words.save_pretrained(folder)
+    peer, encode = peer_of(folder, model, words)
     found = in_turn(
         {
             "ours": lambda: mine.embed(mine.prepare(texts)[0]),
-            "theirs": lambda: theirs(model, words, texts, BATCH),
-            "smaller": lambda: theirs(model, words, texts, OTHER_BATCH),
+            "theirs": lambda: encode(texts, BATCH),
+            "smaller": lambda: encode(texts, OTHER_BATCH),
         },
         setting.runs,
     )
@@ -93,7 +97,7 @@ def on_cpu(setting: Setting) -> None:
     figures = (
         f"{num_tokens / wall:,.0f} tok/s, {len(texts) / wall:,.0f} chunks/s, "
         f"{num_tokens / cpu:,.0f} tok per CPU s; batch {BATCH}: {their_wall / wall:.2f}x "
-        f"transformers ({num_tokens / their_wall:,.0f} tok/s), {their_cpu / cpu:.2f}x by CPU time; "
+        f"{peer} ({num_tokens / their_wall:,.0f} tok/s), {their_cpu / cpu:.2f}x by CPU time; "
         f"its batch {OTHER_BATCH}: {other_wall / wall:.2f}x, {other_cpu / cpu:.2f}x"
     )
     name = f"embed {len(texts):,} chunks, MiniLM shape, fp32, {available_cores()} cores"
@@ -125,6 +129,20 @@ def embedder_of(folder: Path, vocab: str, config: EmbeddingConfig) -> BertEmbedd
     encoder = load_encoder(str(folder), torch.device("cpu"), config)
     bert = TokenizerConfig(tokenizer_type="BertWordPieceLowerCase", vocab_file=vocab)
     return BertEmbedder(encoder, find_tokenizer(encoder, bert, folder), config, available_cores())
+
+
+def peer_of(
+    folder: Path, model: Any, words: Any
+) -> tuple[str, Callable[[list[str], int], Vectors]]:
+    """The peer's name, and how it embeds texts in batches of a size."""
+    if importlib.util.find_spec("sentence_transformers") is None:
+        return "transformers", lambda texts, batch: theirs(model, words, texts, batch)
+    from sentence_transformers import SentenceTransformer, models  # type: ignore[import-not-found]
+
+    layers = models.Transformer(str(folder), max_seq_length=LENGTH)
+    pooling = models.Pooling(model.config.hidden_size, pooling_mode="mean")
+    sentences = SentenceTransformer(modules=[layers, pooling, models.Normalize()], device="cpu")
+    return "sentence-transformers", lambda texts, batch: sentences.encode(texts, batch_size=batch)
 
 
 def theirs(model: Any, words: Any, texts: list[str], batch: int) -> Vectors:

@@ -136,7 +136,7 @@ def test_the_readme_names_every_stage() -> None:
 # --- commands ---------------------------------------------------------------------------------
 
 
-WITHOUT_STAGE = ("compare", "ensemble", "lm_eval")
+WITHOUT_STAGE = ("compare", "ensemble", "instructions", "lm_eval")
 """Commands with options of their own."""
 OTHER_COMMANDS = {"classify": ClassifyConfig}
 """Second command lines of stages, with options that the stage has not."""

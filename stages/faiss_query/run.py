@@ -29,6 +29,7 @@ from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.database_sources import find_datasets
 from trainyard.retrieval.hdf5 import merged_name
 from trainyard.retrieval.index_document import IndexDocument, read_index_document
+from trainyard.retrieval.index_gpus import copied
 from trainyard.retrieval.neighbors import DOCUMENT, NeighborsDocument
 from trainyard.retrieval.pretraining_chunks import SamplesIdentity
 from trainyard.retrieval.shards import open_shards
@@ -96,7 +97,10 @@ def _open_search(
 ) -> Search:
     index = open_shards(config.index, document, stage.scratch)
     found = min(config.retro_query_num_neighbors_query, len(database))
-    return Search(index, _nprobe(config, document), config.retro_query_ef_search, found)
+    nprobe = _nprobe(config, document)
+    lists = min(nprobe, document.num_lists)
+    on_gpus = copied(index.parts[0], found, lists) if len(index.parts) == 1 else None
+    return Search(index, nprobe, config.retro_query_ef_search, found, on_gpus)
 
 
 def _nprobe(config: FaissQueryConfig, document: IndexDocument) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trainyard.errors import ArtifactError
 from trainyard.retrieval.chunk_database import NO_CHUNK, ChunkDatabase
+from trainyard.retrieval.index_gpus import OnGpus
 from trainyard.retrieval.neighbor_filter import DocumentChunks, OwnChunks, keep_nearest
 from trainyard.retrieval.pretraining_chunks import PretrainingChunks
 from trainyard.retrieval.shards import Shards
@@ -55,9 +56,13 @@ class Search:
     nprobe: int
     ef_search: int
     num_found: int
+    on_gpus: OnGpus | None = None
+    """A copy of the index, which then answers."""
 
     def __call__(self, vectors: Vectors) -> tuple[Floats, Ints]:
         """Distances and chunks, both (n, found), nearest first; -1 where there are no more."""
+        if self.on_gpus is not None:
+            return self.on_gpus.search(vectors, self.num_found)
         return self.index.search(vectors, self.num_found, self.nprobe, self.ef_search)
 
     def milliseconds(self, vectors: Vectors) -> float:

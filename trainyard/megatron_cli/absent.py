@@ -58,11 +58,6 @@ ABSENT: tuple[tuple[str, str], ...] = (
     ),
     ("distillation is not supported yet; leave it out for a training on token files", "logits-*"),
     (
-        "a table of neighbours is of the samples of the whole run; run faiss_query for all its "
-        "--train-iters, or give --dataloader-type cyclic there and here",
-        "retro-cyclic-train-iters",
-    ),
-    (
         "it changes the model in a way that this version does not have; leave it out",
         """
         apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup

@@ -114,6 +114,34 @@ def _data_folder(line: CommandLine, option: Option) -> list[Option]:
     ]
 
 
+def _retro_cyclic_train_iters(line: CommandLine, option: Option) -> list[Option]:
+    """The length of a tuning, whatever --train-iters says, as in Megatron-LM's training loop."""
+    order = line.last("dataloader-type", "config", "yaml-cfg")
+    if order is None or (order.name == "dataloader-type" and order.value != "cyclic"):
+        line.ignore(option, "it only applies with --dataloader-type cyclic")
+        return []
+    if not _is_tuning(line):
+        raise ConfigError(
+            f"{option.given} is not supported: a table of neighbours is of the samples of the "
+            "whole run; give its length as --train-iters, here and to faiss_query"
+        )
+    line.options = [o for o in line.options if o.name not in ("train-iters", "train-steps")]
+    line.remarks.append(f"{option.given}: the same as --train-iters {option.value}")
+    return [Option(option.given, "train-iters", option.values)]
+
+
+def _retro_project_dir(line: CommandLine, option: Option) -> list[Option]:
+    if not _is_tuning(line):
+        return [option]
+    line.ignore(option, "instruction data has no neighbours in a project")
+    return []
+
+
+def _is_tuning(line: CommandLine) -> bool:
+    """Whether the data is instruction data."""
+    return line.last("data-folder", "sft") is not None
+
+
 def _exit_signal(line: CommandLine, option: Option) -> list[Option]:
     for value in option.values:
         if (problem := exit_signal_problem(value)) is not None:
@@ -144,4 +172,7 @@ RUN_RULES: dict[str, Rule] = {
     "optimizer": _optimizer,
     "exit-signal": _exit_signal,
     "data-folder": _data_folder,
+    "retro-cyclic-train-iters": _retro_cyclic_train_iters,
+    "retro-project-dir": _retro_project_dir,
+    "retro-workdir": _retro_project_dir,
 }

@@ -77,7 +77,7 @@ NOT_OPTIONS = (
     *("use-rotary-position-embeddings", "no-position-embedding", "rope-type", "logging-level"),
     *("ckpt-step", "pretrained-checkpoint", "world-size", "init-method", "local-rank"),
     *("retro-add-retriever", "data-folder", "spec", "enable-gpt-oss", "moe-layer-recompute"),
-    "checkpoint-activations",
+    *("checkpoint-activations", "retro-cyclic-train-iters"),
 )
 """Flags that are no options of ours, but say something about them."""
 
@@ -86,7 +86,7 @@ RULES = (
     *("mock-data", "no-load-optim", "sequence-parallel", "exit-signal", "optimizer"),
     *("hybrid-layer-pattern", "hybrid-override-pattern"),
     *("moe-router-pre-softmax", "moe-token-dispatcher-type"),
-    "recompute-modules",
+    *("recompute-modules", "retro-project-dir", "retro-workdir"),
 )
 """Flags of a training that are more than another spelling; `command` has the rule for each, and for
 those of tools."""

@@ -1,4 +1,4 @@
-"""Faiss: the only module that imports it.
+"""Faiss on the CPU; beside `index_gpus` the only module that imports it.
 
 An index is built from faiss's factory string, trained once, and filled from codes, which are made
 block by block and can be kept. The same vectors give the same bytes on any number of threads: the
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.retrieval.index_choice import MOST_POINTS_PER_LIST, POINTS_PER_LIST
 from trainyard.retrieval.index_document import DOCUMENT, IndexDocument
+from trainyard.retrieval.index_gpus import cluster_on_gpus
 from trainyard.retrieval.index_trial import try_index
 from trainyard.retrieval.vectors import Vectors
 
@@ -110,7 +111,7 @@ def train(index: Any, vectors: Vectors) -> None:
     lists = inverted_file(index)
     if lists is None or not isinstance(faiss.downcast_index(lists.quantizer), faiss.IndexHNSW):
         if lists is not None:
-            _use_gpus(lists)
+            cluster_on_gpus(lists)
         index.train(vectors)
         return
     # Train with exact assignment, then build the graph over the centroids with one thread.
@@ -118,7 +119,7 @@ def train(index: Any, vectors: Vectors) -> None:
     exact = faiss.IndexFlatL2(graph.d)
     trains_alone, lists.quantizer_trains_alone = lists.quantizer_trains_alone, 0
     lists.own_fields, lists.quantizer = False, exact
-    _use_gpus(lists)
+    cluster_on_gpus(lists)
     index.train(vectors)
     with _threads(1):
         if not graph.is_trained:
@@ -364,12 +365,6 @@ def innermost(index: Any) -> Any:
 def inverted_file(index: Any) -> Any | None:
     """The inverted file of the index, or None."""
     return faiss.try_extract_index_ivf(index)
-
-
-def _use_gpus(lists: Any) -> None:
-    if hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus():
-        log.info("clustering on GPUs num_gpus=%d", faiss.get_num_gpus())
-        lists.clustering_index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatL2(lists.d))
 
 
 @contextmanager

