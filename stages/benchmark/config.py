@@ -25,7 +25,7 @@ OF_A_MODEL_HERE = (
     *("nproc_per_node", "tensor_model_parallel_size", "pipeline_model_parallel_size", "stream"),
     *("distributed_backend", "benchmark_profile", "expect", "add_bos"),
     *("return_log_probs", "termination_id", "prevent_newline_after_colon", "top_p_decay"),
-    *("stop_on_eol", "stop_on_double_eol", "kv_cache_dtype"),
+    *("stop_on_eol", "stop_on_double_eol", "kv_cache_dtype", "inference_weight_dtype"),
 )
 """Options that say nothing to a server."""
 

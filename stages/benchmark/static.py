@@ -28,6 +28,7 @@ from trainyard.inference.static import GenerationResult, check_room, run_request
 from trainyard.inference.texts import TextRequests, build_decoder
 from trainyard.logging import printable
 from trainyard.models.init import named_generator
+from trainyard.models.quantized import quantize_layers
 from trainyard.parallel.device import device_name, peak_memory_bytes
 from trainyard.parallel.launcher import rank_of_environment
 from trainyard.tokenizers.base import Tokenizer
@@ -95,6 +96,12 @@ class Benchmark:
         self.speaks = speaks
         self._decoders: dict[int, Decoder] = {}
         self._kv_dtype = kv_dtype_of(config.engine.kv_cache_dtype)
+        if (weights := config.engine.inference_weight_dtype) is not None:
+            if generator.config.model_type == "t5":
+                raise ConfigError(
+                    f"--inference-weight-dtype {weights} is not for a t5; leave it out"
+                )
+            quantize_layers(generator.model, weights)
         count = config.num_tokens_to_generate
         if config.num_input_tokens is not None:
             sizes = config.inference_max_requests, config.num_input_tokens

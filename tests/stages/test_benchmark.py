@@ -77,6 +77,20 @@ def test_keys_of_8_bits_take_a_quarter_of_those_of_fp32(checkpoint: str, tmp_pat
 
 
 @pytest.mark.slow
+def test_weights_of_8_bits_round_the_texts_of_the_static_engine(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"prompts": list(TEXTS), "return_log_probs": True}
+    whole, near = (
+        benchmark(checkpoint, tmp_path, **options, inference_weight_dtype=kind)[0]["requests"]
+        for kind in (None, "int8")
+    )
+    for one, other in zip(near, whole, strict=True):
+        assert one["log_probs"] != other["log_probs"]
+        assert one["log_probs"][0] == pytest.approx(other["log_probs"][0], abs=0.1)
+
+
+@pytest.mark.slow
 def test_generations_do_not_depend_on_the_batch(checkpoint: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"prompts": list(TEXTS), "top_k": 0, "temperature": 0.9}
     benchmark(checkpoint, tmp_path / "a", **options)
