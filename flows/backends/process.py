@@ -1,8 +1,9 @@
-"""Runs a stage as a process on this machine, which never outlives this process for long.
+"""Runs a stage as a process on this machine, which never outlives this process for long; shares of
+an output as a process each.
 
 The job has a session of its own, so a stop reaches all processes that it starts. It has the read
 end of a pipe, and this process the write end: if this process dies, the kernel closes the pipe and
-the job stops itself (stages/runtime/parent_watch.py). It writes log.txt itself, to its end."""
+the job stops itself (stages/runtime/parent_watch.py). It writes its log itself, to its end."""
 
 from __future__ import annotations
 
@@ -12,16 +13,31 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from prefect.blocks.abstract import JobBlock
 
 from flows.backends.base import StageJobRun
 from flows.backends.live_jobs import live
-from flows.backends.outcome import Outcome, classify, read_failure
+from flows.backends.outcome import (
+    Kind,
+    Outcome,
+    classify,
+    join_shares,
+    of_kind,
+    read_failure,
+)
 from flows.backends.process_log import ProcessLog, relay_unfinished
-from flows.backends.run_folder import LOG, NOT_BEGUN, make_run_folder, run_folder_io
-from flows.backends.spec import LaunchSpec
+from flows.backends.run_folder import (
+    LOG,
+    NOT_BEGUN,
+    log_name,
+    make_run_folder,
+    run_folder_io,
+    share_folder,
+)
+from flows.backends.spec import LaunchSpec, Shares
 from trainyard.variables import OF_PREFECT
 
 LIFELINE = "TRAINYARD_LIFELINE_FD"
@@ -42,56 +58,67 @@ class ProcessJob(JobBlock[Outcome]):
 
     spec: LaunchSpec
 
-    async def trigger(self) -> ProcessJobRun:
-        """Start the command."""
-        folder = Path(self.spec.run_directory)
+    async def trigger(self) -> ProcessJobRun | ShareProcessesRun:
+        """Start the command, or that of each share."""
+        spec, folder = self.spec, Path(self.spec.run_directory)
         with run_folder_io(folder, NOT_BEGUN):
             make_run_folder(folder)
-            output = (folder / LOG).open("ab")
-        read_end, write_end = os.pipe()
-        try:
-            process = subprocess.Popen(
-                self.spec.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=self.spec.working_directory,
-                env=_environment(self.spec, read_end),
-                pass_fds=(read_end,),
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(write_end)
-            raise
-        finally:
-            os.close(read_end)
-            output.close()
-        self.logger.debug("started %s as process %d", self.spec.name, process.pid)
-        return ProcessJobRun(self.spec, process, write_end)
+        if spec.shares is not None:
+            return ShareProcessesRun(spec, spec.shares)
+        run = start_process(spec, folder / LOG)
+        self.logger.debug("started %s as process %d", spec.name, run.pid)
+        return run
+
+
+def start_process(spec: LaunchSpec, log: Path, label: str = "") -> ProcessJobRun:
+    """Start a command. log: gets its output; label: begins each of its lines in the run's log."""
+    with run_folder_io(log.parent, NOT_BEGUN):
+        output = log.open("ab")
+    read_end, write_end = os.pipe()
+    try:
+        process = subprocess.Popen(
+            spec.command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=spec.working_directory,
+            env=_environment(spec, read_end),
+            pass_fds=(read_end,),
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(write_end)
+        raise
+    finally:
+        os.close(read_end)
+        output.close()
+    return ProcessJobRun(spec, process, write_end, log, label)
 
 
 class ProcessJobRun(StageJobRun):
-    """A started process. Its output goes to log.txt, and from there to the run's logger."""
+    """A started process. Its output goes to its log, and from there to the run's logger."""
 
     def __init__(
-        self, spec: LaunchSpec, process: subprocess.Popen[bytes], parent_pipe: int
+        self,
+        spec: LaunchSpec,
+        process: subprocess.Popen[bytes],
+        parent_pipe: int,
+        log: Path,
+        label: str,
     ) -> None:
         """parent_pipe: write end of the pipe that ends it."""
         super().__init__(spec, str(process.pid))
         self.pid = process.pid
+        self.log_path = log
+        """All that the job wrote to stdout and stderr."""
         self._process = process
         self._parent_pipe: int | None = parent_pipe
-        relay_unfinished(self._folder, self._relay)
-        self._reader = ProcessLog(self._folder, spec.name, self._relay)
+        relay_unfinished(log.parent, self._relay)
+        self._reader = ProcessLog(log, spec.name, lambda line: self._relay(line, label))
         self._reader.start()
         live.add(self)
         self._try_record_event("submitted")
         self._try_record_event("started")
-
-    @property
-    def log_path(self) -> Path:
-        """All that the job wrote to stdout and stderr."""
-        return self._folder / LOG
 
     async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
         """Wait until the job has ended. Any error meanwhile stops the job."""
@@ -145,6 +172,74 @@ class ProcessJobRun(StageJobRun):
         deadline = time.monotonic() + DRAIN_SECONDS
         while self._reader.is_alive() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS / 5)
+
+
+class ShareProcessesRun(StageJobRun):
+    """The shares of a job, each a process. They start as `shares_at_once` lets them, and one that
+    fails does not stop the others."""
+
+    def __init__(self, spec: LaunchSpec, shares: Shares) -> None:
+        super().__init__(spec, spec.name)
+        self._shares = shares
+        self._runs: dict[int, ProcessJobRun] = {}
+        self._followed: list[asyncio.Task[None]] = []
+        live.add(self)
+        self._try_record_event("submitted")
+        self._try_record_event("started")
+
+    async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
+        """Wait until all have ended. Any error meanwhile stops the job."""
+        try:
+            await super().wait_for_completion()
+        finally:
+            await self.stop()
+
+    async def _wait_until_ended(self) -> None:
+        indices = self._shares.indices
+        slots = asyncio.Semaphore(self._shares.at_once or len(indices))
+        self._followed = [asyncio.create_task(self._make(index, slots)) for index in indices]
+        await asyncio.gather(*self._followed)
+
+    async def _make(self, index: int, slots: asyncio.Semaphore) -> None:
+        """Start a share when there is a slot, unless the job is being stopped, and follow it."""
+        async with slots:
+            if self._stopping is None:
+                spec = _of_share(self.spec, index, self._shares.count)
+                with run_folder_io(self._folder, NOT_BEGUN):
+                    make_run_folder(Path(spec.run_directory))
+                run = start_process(spec, self._folder / log_name(index), f"{index}: ")
+                self._runs[index] = run
+                await run.wait_for_completion()
+
+    async def _stop_job(self) -> None:
+        """Stop all shares that run, side by side; the others do not start."""
+        for run in self._runs.values():
+            run.begin_stopping()
+        if self._followed:
+            await asyncio.wait(self._followed)
+        self._record_ended(self._outcome().kind)
+
+    def _has_ended(self) -> bool:
+        none_starts = self._stopping is not None or len(self._runs) == len(self._shares.indices)
+        return none_starts and all(run._has_ended() for run in self._runs.values())
+
+    def _outcome(self) -> Outcome:
+        never = of_kind(self.spec.name, Kind.STOPPED, "stopped before it began")
+        outcomes: dict[int | None, Outcome] = {
+            index: self._runs[index]._outcome() if index in self._runs else never
+            for index in self._shares.indices
+        }
+        return join_shares(self.spec.name, outcomes)
+
+    async def _drain(self) -> None:
+        """Each share has done so."""
+
+
+def _of_share(spec: LaunchSpec, index: int, count: int) -> LaunchSpec:
+    """The job of one share; what it reports goes to a folder of its own."""
+    options = ("--rank", str(index), "--world-size", str(count))
+    folder = str(Path(spec.run_directory, share_folder(index)))
+    return replace(spec, command=(*spec.command, *options), run_directory=folder, shares=None)
 
 
 def _is_alive(group: int) -> bool:

@@ -1,8 +1,8 @@
 """Relays the log of a process to the run's logger.
 
-The process writes log.txt itself, so no line is lost if this program dies. RELAYED in the run
-folder is how far the log was relayed; it is removed with the last line. The next attempt at the
-job relays what a killed flow did not."""
+The process writes its log itself, so no line is lost if this program dies. A file beside the log is
+how far that was relayed: relayed.json beside log.txt, relayed-00003.json beside log-00003.txt. It
+is removed with the last line. The next attempt at the job relays what a killed flow did not."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.backends.run_folder import LOG
 from flows.logs.lines import Followed
 
-RELAYED = "relayed.json"
+LOG_STEM, MEMORY_STEM = "log", "relayed"
 POLL_SECONDS = 0.1
 REMEMBER_SECONDS = 1.0
 """Between two records of how far the log was relayed; a killed flow repeats at most this much."""
@@ -27,10 +26,10 @@ class ProcessLog(threading.Thread):
 
     A thread, since it must continue while all tasks of the loop are cancelled."""
 
-    def __init__(self, folder: Path, name: str, relay: Callable[[str], None]) -> None:
+    def __init__(self, log: Path, name: str, relay: Callable[[str], None]) -> None:
         super().__init__(name=f"log of {name}", daemon=True)
-        self._folder, self._relay = folder, relay
-        self._followed = Followed(folder, RELAYED)
+        self._log, self._relay = log, relay
+        self._followed = Followed(log.parent, memory_of(log).name)
         self._ended = threading.Event()
         self._remembered = 0.0
 
@@ -40,21 +39,21 @@ class ProcessLog(threading.Thread):
 
     def run(self) -> None:
         """The thread."""
-        with (self._folder / LOG).open("rb") as log:
+        with self._log.open("rb") as log:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(log, fcntl.LOCK_EX)  # shows other flows that this one is alive
             self._remember()
             while not self._ended.wait(POLL_SECONDS):
                 self._relay_new()
             self._relay_new()
-            for line in self._followed.finish(LOG):
+            for line in self._followed.finish(self._log.name):
                 self._relay(line)
         with contextlib.suppress(OSError):
-            (self._folder / RELAYED).unlink()
+            memory_of(self._log).unlink()
 
     def _relay_new(self) -> None:
         with contextlib.suppress(OSError):  # such as a stale NFS handle: the next poll reads it
-            for line in self._followed.read(LOG):
+            for line in self._followed.read(self._log.name):
                 self._relay(line)
         if time.monotonic() - self._remembered > REMEMBER_SECONDS:
             self._remember()
@@ -65,18 +64,24 @@ class ProcessLog(threading.Thread):
         self._remembered = time.monotonic()
 
 
+def memory_of(log: Path) -> Path:
+    """The file that says how far a log was relayed."""
+    return log.with_name(log.name.replace(LOG_STEM, MEMORY_STEM, 1)).with_suffix(".json")
+
+
 def relay_unfinished(folder: Path, relay: Callable[[str], None]) -> None:
     """Relay what killed flows did not relay of earlier attempts at the job of a run folder.
 
     Such an attempt may still be saving; then the next call relays the end of its log."""
-    for memory in sorted(folder.parent.glob(f"*/{RELAYED}")):
-        with contextlib.suppress(OSError), (memory.parent / LOG).open("rb") as log:
+    for memory in sorted(folder.parent.glob(f"*/{MEMORY_STEM}*.json")):
+        path = memory.with_name(memory.name.replace(MEMORY_STEM, LOG_STEM, 1)).with_suffix(".txt")
+        with contextlib.suppress(OSError), path.open("rb") as log:
             try:
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # its flow is alive
                 continue
-            followed = Followed(memory.parent, RELAYED)
-            if lines := [*followed.read(LOG)]:
+            followed = Followed(memory.parent, memory.name)
+            if lines := [*followed.read(path.name)]:
                 relay(f"an earlier attempt, whose flow was killed, logged the rest ({log.name}):")
                 for line in lines:
                     relay(line)

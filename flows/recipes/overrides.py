@@ -78,7 +78,7 @@ DECIDED: dict[str, tuple[str, ...]] = {
     "plan": ("output_dir", "json"),
     "pretrain": ("data_path",),
     "reshard": ("load_dir", "save_dir"),
-    "retro_db": ("data_path", "output_dir", "retro_base_db"),
+    "retro_db": ("data_path", "output_dir", "rank", "retro_base_db", "world_size"),
     "retro_embed": (
         *("chunks", "data_path", "load", "output_dir", "retro_base_db", "retro_db"),
         "retro_query_split",

@@ -111,10 +111,10 @@ def stage_job(
 
 
 def num_shares(job: StageJob, count: int) -> int:
-    """Number of jobs that make this output together: `count`, or 1 for a merge that copies nothing
-    or whose place takes no shares."""
-    if count < 2 or job.stage != "merge":
-        return count
+    """Number of jobs that make this output together: `count`, or 1 if there is none, or its options
+    allow no shares, such as those of a merge that copies nothing."""
+    if count < 2 or job.output is None:
+        return 1
     return count if build_config(job.stage, job.document, job.name).can_be_shared() else 1
 
 

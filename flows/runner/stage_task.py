@@ -219,9 +219,9 @@ def _shares(job: StageJob, site: StageEnvironment, attempts: Path, key: str) -> 
     """The shares to make: all, or in a retry those that failed; None for a job without shares."""
     if job.num_shares == 0:
         return None
-    count, submission = job.num_shares, submission_of(key)
-    failed: list[int] = []
-    if submission > 1:
+    count, failed = job.num_shares, []
+    # A process has no key: there, finished shares end at once.
+    if key and (submission := submission_of(key)) > 1:
         last = attempts / f"{key.rpartition('-')[0]}-{submission - 1}" / SETTLED
         failed = (read_record(last) or {}).get("shares", [])
     return Shares(count=count, only=tuple(failed), at_once=site.shares_at_once)

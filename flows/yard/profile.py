@@ -17,6 +17,7 @@ from flows.backends.slurm.options import SlurmOptions
 from flows.backends.spec import GRACE_SECONDS, Mount, Resources
 from flows.stage_configs import CONFIGS
 from flows.yard.links import check_browse
+from trainyard.artifacts.folder_in_shares import InShares
 from trainyard.artifacts.urls import basename, is_local, join, local_path, refuse_secrets
 from trainyard.config import check_known
 from trainyard.errors import ConfigError
@@ -33,7 +34,7 @@ BACKEND_OPTIONS: dict[str, type | None] = {
 SCHEDULED = ("container", "slurm", "kubernetes")
 """Backends whose jobs outlive the program that started them."""
 
-SHARING = ("slurm", "kubernetes")
+SHARING = ("process", "slurm", "kubernetes")
 """Backends that run one job in shares, side by side."""
 
 CONTAINED = ("container", "kubernetes")
@@ -48,8 +49,8 @@ FRUITLESS_ATTEMPTS = 3
 MOST_RESUMED = 100
 """Highest resume_crashed: a run that crashes more often has another fault."""
 
-CAN_BE_SHARED = ("faiss_add", "faiss_query", "merge", "retro_embed", "tokenize")
-"""Stages whose output several jobs can make in shares."""
+CAN_BE_SHARED = tuple(stage for stage, config in CONFIGS.items() if issubclass(config, InShares))
+"""Stages whose output several jobs can make in shares, which a last one joins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,8 +338,8 @@ def _check_tables(profile: Profile) -> None:
     _check_watch(profile)
     if profile.shares and profile.backend not in SHARING:
         raise ConfigError(
-            f"[shares] are for a block with a scheduler, {' or '.join(SHARING)}; block "
-            f"{profile.backend!r} has none, and `workers` of the stage use the cores of one machine"
+            f"[shares] are for block {', '.join(SHARING)}; block {profile.backend!r} starts one "
+            f"container for an output, and `workers` of the stage use the cores of its machine"
         )
     if profile.shares_at_once is not None and profile.shares_at_once < 1:
         raise ConfigError(

@@ -138,6 +138,10 @@ class CollectConfig(FolderInShares):
         if not self.namespaces:
             raise ConfigError("--namespaces names none; 0 is articles")
 
+    def can_be_shared(self) -> bool:
+        """Whether there are files to divide."""
+        return self.source not in (PYTHON, FETCH)
+
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The files to read; of python none, whose `environment` names what the stage reads."""
         return {"input": self.input, "multistream_index": self.multistream_index}

@@ -1,4 +1,4 @@
-"""A finished database, whose blocks a larger one takes over."""
+"""A finished database, whose blocks a larger one takes over, and a block of a finished output."""
 
 from __future__ import annotations
 
@@ -33,17 +33,23 @@ class Base:
     records: Mapping[str, FileRecord]
 
     def read(self, block: DocumentBlock, name: str, num_documents: int, scratch: Path) -> Block:
-        """A block. Raises ArtifactError for one that is not what its manifest lists."""
+        """A block."""
         file = block_name(name, block.first, block.last, num_documents)
-        url, record = join(self.url, file), self.records.get(file)
-        if record is None:
-            raise ArtifactError(f"{self.url}: its manifest does not list {file}; build it again")
-        check_digest(url, record, inputs.read_digest(url))
-        path = inputs.fetch(url, scratch)
-        held = read_block(path, url)
-        if path.parent == scratch:
-            path.unlink()
-        return held
+        return read_listed_block(self.url, file, self.records.get(file), scratch)
+
+
+def read_listed_block(folder: str, name: str, record: FileRecord | None, scratch: Path) -> Block:
+    """A block of a finished output. Raises ArtifactError for one that is not what its manifest
+    lists."""
+    if record is None:
+        raise ArtifactError(f"{folder}: its manifest does not list {name}; build it again")
+    url = join(folder, name)
+    check_digest(url, record, inputs.read_digest(url))
+    path = inputs.fetch(url, scratch)
+    held = read_block(path, url)
+    if path.parent == scratch:
+        path.unlink()
+    return held
 
 
 def open_base(config: RetroDbConfig, stage: StageRun, prefixes: Sequence[str]) -> Base:

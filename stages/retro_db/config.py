@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trainyard.artifacts.folder_in_shares import FolderInShares
 from trainyard.artifacts.output import Output
-from trainyard.config import also, check_at_least, execution, location
+from trainyard.config import (
+    MAX_RANKS,
+    also,
+    check_at_least,
+    check_at_most,
+    execution,
+    location,
+)
 from trainyard.datasets.config import Source, parse_blend, parse_split
 from trainyard.errors import ConfigError
 from trainyard.retrieval.dataset_names import dataset_names
@@ -14,11 +22,11 @@ from trainyard.tokenizers.config import TokenizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetroDbConfig:
+class RetroDbConfig(FolderInShares):
     """Cut the documents of token files into chunks for Retro's neighbours.
 
-    The bytes written depend on the token files and the options alone: not on workers, or on how
-    often the run was killed."""
+    The bytes written depend on the token files and the options alone: not on workers, shares, or on
+    how often the run was killed."""
 
     data_path: tuple[str, ...] = also("retro_gpt_data_path", role="location")
     """Prefixes of .bin/.idx pairs: WEIGHT PREFIX WEIGHT PREFIX ..., or PREFIX ...; the weights
@@ -52,13 +60,22 @@ class RetroDbConfig:
     compare."""
     workers: int | None = execution(None)
     """Number of workers, at most the number of cores. Unset: the number of cores."""
+    rank: int | None = execution(None)
+    """With --world-size: cut only this share of the blocks, from 0. Shares may run at the same
+    time, on different machines."""
+    world_size: int | None = execution(None)
+    """Number of shares. Without --rank: join all finished shares; the result equals that of one
+    run."""
 
     def __post_init__(self) -> None:
         check_at_least(
             self,
             1,
             *("retro_index_ntrain", "retro_gpt_chunk_length", "retro_doc_block_size", "workers"),
+            "world_size",
         )
+        check_at_most(self, MAX_RANKS, "world_size")
+        self.check_rank()
         check_at_least(self, 0, "retro_sample_seed")
         share = self.retro_task_validate
         if share is not None and not 0 < share <= 1:
@@ -66,6 +83,8 @@ class RetroDbConfig:
                 "--retro-task-validate is a share of the blocks, above 0 and at most 1, got "
                 f"{share}"
             )
+        if share is not None and self.world_size is not None:
+            raise ConfigError("--retro-task-validate checks a whole output; leave --world-size out")
         if self.train_fraction() <= 0:
             raise ConfigError(
                 f"--retro-gpt-split {self.retro_gpt_split!r}: the first number is the part for "
@@ -119,7 +138,7 @@ class RetroDbConfig:
         return {**self.tokenizer.versions(), **self.bert().versions()}
 
     def output(self) -> Output | None:
-        """The folder of the database; None if blocks are only compared."""
+        """The folder of the database, or of a share; None if blocks are only compared."""
         if self.retro_task_validate is not None:
             return None
-        return Output.directory(self.output_dir)
+        return self.own_folder()

@@ -1,4 +1,4 @@
-"""Cut all blocks that are not done yet, then merge them."""
+"""Cut all blocks that are not done yet, or those of a share, then merge them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from stages.retro_db.base import open_base
+from stages.retro_db.base import open_base, read_listed_block
 from stages.retro_db.blocks import (
     CutJob,
     DocumentBlock,
@@ -28,6 +29,7 @@ from stages.retro_db.config import RetroDbConfig
 from stages.retro_db.validate import validate
 from stages.runtime.context import StageRun
 from stages.runtime.finished_files import finish_file, finished_file, move_file
+from stages.runtime.joined_shares import share_manifests
 from trainyard.artifacts import inputs
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.corpus.workers import Crew, run_jobs
@@ -61,7 +63,8 @@ class Corpus:
 
 
 def run(config: RetroDbConfig, stage: StageRun) -> dict[str, Any]:
-    """Write the blocks of every dataset, the merged databases, and what they contain."""
+    """Write the blocks of every dataset, the merged databases, and what they contain; with --rank
+    only some of the blocks."""
     began = time.monotonic()
     config = replace(config, tokenizer=replace(config.tokenizer, use_gigatoken=False))
     gpt = gpt_tokenizer(config.tokenizer)
@@ -70,9 +73,15 @@ def run(config: RetroDbConfig, stage: StageRun) -> dict[str, Any]:
     corpora = _open(config, gpt.vocab_size)
     if config.retro_task_validate is not None:
         return validate(config, stage, [block for corpus in corpora for block in corpus.blocks])
-    if config.retro_base_db is not None:
-        _take_over(config, stage, corpora)
-    _cut(config, stage, corpora)
+    if config.world_size is not None and config.rank is None:
+        _join(config, stage, corpora)
+    else:
+        _leave_to_others(config, corpora)
+        if config.retro_base_db is not None:
+            _take_over(config, stage, corpora)
+        _cut(config, stage, corpora)
+    if config.rank is not None:
+        return {"blocks": sum(len(corpus.blocks) for corpus in corpora)}
     infos = _count(config, corpora)
     _merge(config, stage, corpora, infos)
     stage.write_json(INFOS, [asdict(info) for info in infos])
@@ -153,6 +162,34 @@ def _cut(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> N
                 whole = np.concatenate([mine[first] for first in sorted(mine)])
                 _write_block(stage, corpora[job.block.dataset], job.block, whole)
                 del found[job.block]
+
+
+def _rank_of(config: RetroDbConfig, number: int) -> int:
+    """The share that cuts the n-th block of all datasets."""
+    return number % (config.world_size or 1)
+
+
+def _leave_to_others(config: RetroDbConfig, corpora: Sequence[Corpus]) -> None:
+    """Drop the blocks of other shares."""
+    numbers = count()
+    for corpus in corpora:
+        owned = [(block, _rank_of(config, next(numbers))) for block in corpus.blocks]
+        corpus.blocks = [block for block, rank in owned if config.rank in (None, rank)]
+
+
+def _join(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> None:
+    """Copy the blocks of all shares."""
+    shares = config.all_shares()
+    manifests = share_manifests(stage, shares, "retro_db")
+    blocks = [(corpus, block) for corpus in corpora for block in corpus.blocks]
+    with stage.progress(len(blocks), "blocks", "join") as progress:
+        for number, (corpus, block) in enumerate(blocks):
+            if not _is_finished(stage, corpus, block):
+                rank = _rank_of(config, number)
+                record = manifests[rank].record(block.name)
+                held = read_listed_block(shares[rank].url, block.name, record, stage.scratch)
+                _write_held(stage, corpus, block, held)
+            progress.update(1)
 
 
 def _take_over(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> None:

@@ -24,6 +24,23 @@ CORPUS_BYTES = (
 )
 
 
+def test_a_task_that_is_started_twice_reads_its_share_once(tmp_path: Path) -> None:
+    """As when a scheduler requeues a task whose node it lost, and which still runs there."""
+    corpus = make_corpus(tmp_path / "in", 4 * UNIT_BYTES + 12345)
+    stage = ["stages.tokenize", "--input", str(corpus), "--tokenizer-type", "ByteLevelTokenizer"]
+    stage += ["--workers", "1", "--output-prefix", str(tmp_path / "out")]
+    tasks = Tasks(corpus, tmp_path, 2, [*stage, "--claim-wait-seconds", "600"])
+    assert tasks.array("both", iter((0, 0)), {}) == [0, 0]
+    assert tasks.array("other", iter((1,)), {}) == [0]
+    both, other = tasks.reads("both"), tasks.reads("other")
+    assert total(both) > UNIT_BYTES
+    size = sum(path.stat().st_size for path in corpus.iterdir())
+    units = -(-size // UNIT_BYTES) + len(both)
+    assert total(both) + total(other) <= size + 2 * units * TAIL
+    assert tasks.start("join", "--world-size", "2").wait() == 0
+    assert total(tasks.reads("join")) == 0
+
+
 def test_tasks_read_each_byte_once_and_a_killed_one_loses_little(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "in", CORPUS_BYTES)
     stage = ["stages.tokenize", "--input", str(corpus), "--tokenizer-type", "ByteLevelTokenizer"]

@@ -7,17 +7,28 @@ from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError
 
 
-class FolderInShares:
-    """A base of such options, which have these names: with --rank a share, without it the whole."""
+class InShares:
+    """What both have in common; options have these names: with --rank a share, without it the
+    whole."""
 
     __slots__ = ()
-    output_dir: str
     rank: int | None
     world_size: int | None
+
+    def can_be_shared(self) -> bool:
+        """Whether these options let several runs make the output."""
+        return True
 
     def check_rank(self) -> None:
         """Raise ConfigError for a share that cannot be."""
         _check_rank(self.rank, self.world_size)
+
+
+class FolderInShares(InShares):
+    """A base of options whose output is a folder."""
+
+    __slots__ = ()
+    output_dir: str
 
     def own_folder(self) -> Output:
         """The whole output, or the share of this run."""
@@ -47,17 +58,11 @@ class FolderInShares:
         return f"{self.output_dir.rstrip('/')}.shares"
 
 
-class PrefixInShares:
-    """As `FolderInShares`, for an output of files with one prefix."""
+class PrefixInShares(InShares):
+    """A base of options whose output is files with one prefix."""
 
     __slots__ = ()
     output_prefix: str
-    rank: int | None
-    world_size: int | None
-
-    def check_rank(self) -> None:
-        """Raise ConfigError for a share that cannot be."""
-        _check_rank(self.rank, self.world_size)
 
     def own_prefix(self) -> Output:
         """The whole output, or the share of this run."""

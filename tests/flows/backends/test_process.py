@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ import pytest
 from flows.backends.live_jobs import stop_all
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.process import ProcessJob, ProcessJobRun
-from flows.backends.process_log import RELAYED
-from flows.backends.spec import LaunchSpec
+from flows.backends.process_log import memory_of
+from flows.backends.spec import LaunchSpec, Shares
 from flows.logs.lines import MOST_BYTES, Followed
 from tests.flows.disks import fill_with_files, small_disk
 from tests.flows.processes import ROOT, is_running, python, read_pid, wait_until
@@ -218,7 +219,7 @@ def test_the_next_attempt_relays_what_a_killed_flow_did_not(
     killed = tmp_path / "1"
     killed.mkdir()
     (killed / "log.txt").write_text("step 1\n")
-    followed = Followed(killed, RELAYED)
+    followed = Followed(killed, memory_of(killed / "log.txt").name)
     assert [*followed.read("log.txt")] == ["step 1"]
     followed.remember()
     (killed / "log.txt").write_text("step 1\nstep 2\n")
@@ -229,16 +230,79 @@ def test_the_next_attempt_relays_what_a_killed_flow_did_not(
     assert texts == ["step 2", "step 3", "step 4"]
 
 
+# --- shares -----------------------------------------------------------------------------------
+
+MAKE_SHARE = """
+import json, os, sys
+arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+print("share", arguments["--rank"], "of", arguments["--world-size"])
+if arguments["--rank"] in {failing!r}:
+    with open(os.environ["TRAINYARD_RUN_DIR"] + "/failure.json", "w") as file:
+        json.dump({{"class": "DataError", "message": "line 3", "exit_status": 1}}, file)
+    raise SystemExit(1)
+"""
+
+
+def test_each_share_is_a_process_with_its_own_log_and_report(
+    tmp_path: Path, records: list[tuple[float, int, str]]
+) -> None:
+    code, shares = MAKE_SHARE.format(failing=("1",)), Shares(count=3, at_once=2)
+    folder = tmp_path / "run"
+    outcome = run(folder, code, shares=shares)
+    assert (outcome.exit_status, outcome.failed_shares) == (1, (1,))
+    assert outcome.message == "1 of 3 shares failed (1); share 1: line 3"
+    assert sorted(text for *_, text in records) == [f"{k}: share {k} of 3" for k in range(3)]
+    logs = [path.name for path in sorted(folder.glob("log*"))]
+    assert logs == ["log-00000.txt", "log-00001.txt", "log-00002.txt"]
+    assert not list(folder.glob("relayed*"))
+    done = run(folder, MAKE_SHARE.format(failing=()), shares=replace(shares, only=(1,)))
+    assert (done.kind, done.failed_shares) == (Kind.DONE, ())
+    assert (folder / logs[1]).read_text() == 2 * "share 1 of 3\n"
+
+
+def test_no_more_shares_run_than_are_wanted_at_once(tmp_path: Path) -> None:
+    code = f"""
+import os, time
+folder = {str(tmp_path / "running")!r}
+os.makedirs(folder, exist_ok=True)
+mine = f"{{folder}}/{{os.getpid()}}"
+open(mine, "w").close()
+time.sleep(0.1)
+count = len(os.listdir(folder))
+os.remove(mine)
+raise SystemExit(count > 2)
+"""
+    assert run(tmp_path, code, shares=Shares(count=5, at_once=2)).kind is Kind.DONE
+
+
+def test_cancelling_stops_all_shares_and_starts_no_other(tmp_path: Path) -> None:
+    code = f"import os, sys; file = {str(tmp_path)!r} + '/pid-' + sys.argv[2]\n"
+    code += f"open(file, 'w').write(f'{{os.getpid()}}\\n')\n{SLEEP}"
+    pids: list[int] = []
+
+    def ready() -> None:
+        pids.extend(read_pid(tmp_path / f"pid-{rank}") for rank in range(2))
+
+    cancel(tmp_path, code, ready, grace_seconds=10, shares=Shares(count=3, at_once=2))
+    assert not any(is_running(pid) for pid in pids)
+    assert not (tmp_path / "pid-2").exists()
+
+
 # --- stopping ---------------------------------------------------------------------------------
 
 
 def cancel(
-    folder: Path, code: str, ready: Callable[[], Any], grace_seconds: float, times: int = 1
+    folder: Path,
+    code: str,
+    ready: Callable[[], Any],
+    grace_seconds: float,
+    times: int = 1,
+    shares: Shares | None = None,
 ) -> float:
     """Start a job, cancel the waiting when it is ready; seconds until the cancelling is over."""
 
     async def whole() -> float:
-        started = await job(folder, code, grace_seconds=grace_seconds).trigger()
+        started = await job(folder, code, grace_seconds=grace_seconds, shares=shares).trigger()
         waiting = asyncio.create_task(started.wait_for_completion())
         await asyncio.to_thread(ready)
         began = time.monotonic()
@@ -309,7 +373,7 @@ def test_a_job_does_not_outlive_a_flow_that_is_killed(tmp_path: Path) -> None:
     assert wait_until(lambda: not is_running(pid))
     assert (tmp_path / "saved").exists()
     assert "saving" in (tmp_path / "log.txt").read_text()  # written after the flow's end
-    assert (tmp_path / RELAYED).exists()
+    assert memory_of(tmp_path / "log.txt").exists()
 
 
 @pytest.mark.slow

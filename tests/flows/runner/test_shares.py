@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from flows.backends.spec import Shares
 from flows.recipes.stage_job import StageJob, in_batches, in_shares, joined, num_shares, stage_job
 from flows.runner import stage_task
 from flows.runner.submission import SETTLED
-from flows.yard.profile import StageEnvironment
+from flows.stage_configs import CONFIGS
+from flows.yard.profile import CAN_BE_SHARED, StageEnvironment
 from trainyard.errors import TrainyardError
 from trainyard.version import VERSION
 
@@ -41,23 +43,43 @@ def test_a_job_in_shares_and_the_one_that_joins_them() -> None:
     assert shared.document == whole.document == {**DOCUMENT, "world_size": 4}
 
 
-def test_only_a_block_with_a_scheduler_makes_shares(site: StageEnvironment) -> None:
+def test_only_a_container_makes_no_shares(site: StageEnvironment) -> None:
     assert site.shares_of("tokenize") == 4
     assert site.shares_of("merge") == 1
-    here = StageEnvironment(run_folder="x", shares_by_stage={"tokenize": 4})
-    assert here.shares_of("tokenize") == 1
+    for backend, count in {"process": 4, "kubernetes": 4, "container": 1}.items():
+        assert replace(site, backend=backend).shares_of("tokenize") == count
+
+
+MERGE = {"input": ["parts"], "output_prefix": "out"}
+DUMPS = {"source": "wikipedia", "input": ["dumps"], "output_dir": "out"}
+VECTORS = {"embeddings": ["vectors"], "index": "index", "output_dir": "out"}
 
 
 @pytest.mark.parametrize(
-    ("more", "count"),
-    [({}, 4), ({"virtual": True}, 1), ({"output_prefix": "s3://yard/out"}, 4)],
+    ("stage", "document", "count"),
+    [
+        ("tokenize", DOCUMENT, 4),
+        ("merge", MERGE, 4),
+        ("merge", {**MERGE, "output_prefix": "s3://yard/out"}, 4),
+        ("merge", {**MERGE, "virtual": True}, 1),
+        ("collect", DUMPS, 4),
+        ("collect", {**DUMPS, "source": "fetch"}, 1),
+        ("collect", {"output_dir": "out"}, 1),
+        ("faiss_add", VECTORS, 4),
+        ("faiss_add", {**VECTORS, "retro_task_validate": 0.5}, 1),
+    ],
 )
-def test_a_merge_is_shared_out_unless_it_writes_no_tokens(
-    more: dict[str, object], count: int
+def test_an_output_is_shared_out_unless_its_options_leave_nothing_to_divide(
+    stage: str, document: dict[str, object], count: int
 ) -> None:
-    document = {"input": ["parts"], "output_prefix": "out", **more}
-    assert num_shares(stage_job("merge", document, "test"), 4) == count
-    assert num_shares(stage_job("tokenize", DOCUMENT, "test"), 4) == 4
+    assert num_shares(stage_job(stage, document, "test"), 4) == count
+
+
+def test_every_stage_that_takes_a_share_can_be_shared_out() -> None:
+    with_ranks = {stage for stage, config in CONFIGS.items() if {"rank", "world_size"} <= {
+        one.name for one in fields(config)}}  # fmt: skip
+    assert with_ranks == set(CAN_BE_SHARED)
+    assert {"clean", "collect", "dedup", "decontaminate", "mix", "score"} <= with_ranks
 
 
 def test_only_failed_shares_are_run_again(site: StageEnvironment) -> None:
@@ -69,6 +91,13 @@ def test_only_failed_shares_are_run_again(site: StageEnvironment) -> None:
     second = stage_task._prepare(job, site)
     assert second.run_directory != first.run_directory
     assert second.shares == Shares(count=4, only=(1, 3), at_once=2)
+
+
+def test_a_process_makes_all_shares_again(site: StageEnvironment) -> None:
+    job = in_shares(stage_job("tokenize", DOCUMENT, "test"), 4)
+    here = replace(site, backend="process")
+    for _ in range(2):
+        assert stage_task._prepare(job, here).shares == Shares(count=4, at_once=2)
 
 
 def test_a_job_without_shares_has_none(site: StageEnvironment) -> None:

@@ -243,7 +243,10 @@ REFUSED: list[tuple[str, str]] = [
     ("[resources]\nnodes = 0", r"\[resources\].*nodes"),
     ("[resources.pretrain]\nprocesses_per_node = 2", "nproc_per_node in the recipe"),
     ("[limits]\npretrain = 0", r"\[limits\] pretrain must be at least 1"),
-    ("[shares]\ntokenize = 4", "a block with a scheduler"),
+    (
+        'block = "container"\n[shares]\ntokenize = 4',
+        "for block process, slurm, kubernetes; block 'container' starts one",
+    ),
     ('block = "slurm"\n[shares]\nreport = 4', r"\[shares\].*'report'"),
     ("gpu_memory_gib = 0", "gpu_memory_gib must be positive"),
     ("gpu_memory_gib = true", "gpu_memory_gib must be a number"),
@@ -288,5 +291,7 @@ def test_impossible_values_are_refused_with_their_place(text: str, words: str) -
 
 def test_shares_are_those_that_were_asked_for() -> None:
     assert parse("").stage_environment("yard/tiny").shares_of("tokenize") == 1
+    here = parse("[shares]\nclean = 2").stage_environment("yard/tiny")
+    assert (here.shares_of("clean"), here.shares_of("dedup")) == (2, 1)
     shared: dict[str, Any] = {"block": "slurm", "shares": {"tokenize": 4}}
     assert parse_profile(shared, "site").stage_environment("yard/tiny").shares_of("tokenize") == 4

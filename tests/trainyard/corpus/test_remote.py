@@ -7,10 +7,12 @@ import errno
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from trainyard.corpus import remote
 from trainyard.corpus.blocks import BlockFolder
 from trainyard.corpus.readers import map_file, map_listed
 from trainyard.corpus.remote import CacheOptions, LazyArray, RangedFile, fetch_whole
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.splits import cache_options
 from trainyard.errors import ArtifactError, ConfigError
 
 DATA = bytes(np.random.default_rng(1).integers(0, 256, 10_000, dtype=np.uint8))
@@ -295,8 +299,27 @@ def test_whole_files_copied_once(s3_url: str, tmp_path: Path, reads: list[tuple[
     assert len(reads) == 1
     store.write_bytes(url, DATA[::-1])
     assert fetch_whole(url, options(tmp_path), map_file).tobytes() == DATA[::-1]
-    with pytest.raises(ConfigError, match="is 10000 bytes, more than the 5000 of the cache"):
-        fetch_whole(url, options(tmp_path, max_bytes=5000), map_file)
+
+
+def test_a_file_larger_than_the_cache_is_read_after_the_raise_that_the_error_asks_for(
+    tmp_path: Path,
+) -> None:
+    url, size = tmp_path / "a.idx", (64 << 20) + 1
+    with url.open("wb") as file:
+        file.truncate(size)
+    data = DataConfig(
+        data_path=("any",),
+        object_storage_cache_path=str(tmp_path / "cache"),
+        object_storage_cache_size_mb=64,
+    )
+    with pytest.raises(ConfigError, match=f"is {size} bytes, more than the {64 << 20}") as caught:
+        fetch_whole(str(url), cache_options(data), map_file)
+    said = re.search(r"; raise --([a-z-]+) \((\d+)\) above (\d+)$", str(caught.value))
+    assert said is not None
+    option, now, above = said[1].replace("-", "_"), int(said[2]), int(said[3])
+    assert getattr(data, option) == now == above
+    raised = replace(data, **{option: above + 1})
+    assert len(fetch_whole(str(url), cache_options(raised), map_file)) == size
 
 
 def test_a_large_copy_is_compared_with_its_record_once(

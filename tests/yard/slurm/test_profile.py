@@ -1,4 +1,5 @@
-"""One recipe here and on Slurm in shares makes the same tokens; only failed shares run again."""
+"""One recipe here and on two nodes of Slurm in shares makes the same tokens; only failed shares run
+again."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tests.yard.slurm.cluster import ask
 from tests.yard.yard import ROOT, Yard, write_corpus
 from trainyard.artifacts.manifest import read_manifest
 
-pytestmark = [pytest.mark.yard, pytest.mark.timeout(240), pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(500), pytest.mark.usefixtures("cluster")]
 
 RECIPE = """
 corpus = ["{folder}/in/*.jsonl"]
@@ -32,12 +33,14 @@ shares_at_once = 2
 
 [shares]
 tokenize = 3
+merge = 2
 
 [resources]
 cpus_per_node = 1
 
 [slurm]
 warning_seconds = 30
+exclusive = true
 
 [environment]
 OMP_NUM_THREADS = "1"
@@ -45,11 +48,13 @@ PYTHONPATH = "{root}"
 """
 
 FAILS_ONCE = """#!/bin/bash
-# Share 1 meets a store that is away, once.
+# Share 1 meets a store that is away, once; share 0 keeps its node until then.
+[[ " $* " == *" --rank "* ]] && echo "$2 $SLURMD_NODENAME" >>{folder}/hosts
 if [[ " $* " == *" --rank 1 "* && ! -e {folder}/failed ]]; then
   touch {folder}/failed
   exit 3
 fi
+until [[ " $* " != *" --rank 0 "* || -e {folder}/failed ]]; do sleep 0.1; done
 exec {python} "$@"
 """
 
@@ -84,6 +89,9 @@ def test_slurm_shares_make_the_same_tokens(tmp_path: Path, prefect_api: dict[str
         assert found is not None
         digests.append(found[0].output_digest)
     assert digests[0] == digests[1]
+    hosts = [line.split() for line in (tmp_path / "hosts").read_text().splitlines()]
+    assert {node for stage, node in hosts if stage == "stages.tokenize"} == {"node1", "node2"}
+    assert [stage for stage, _ in hosts].count("stages.merge") == 2
 
     first, second = sorted((tmp_path / "runs" / "tiny" / "tokenize-a-shares").iterdir())
     assert "#SBATCH --array=0-2%2" in (first / "job.sbatch").read_text()
