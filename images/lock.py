@@ -39,8 +39,9 @@ TRAINING = (
 )
 """Stages that have a CUDA image too."""
 TORCH = ("inspect", "retro-preprocess", *TRAINING)
-FAISS_GPU = "cuda/faiss-train"
-"""The lock of a stage with faiss for GPUs, which stands on none of NVIDIA's images."""
+FAISS_GPU = {"faiss-query": ("datasets",), "faiss-train": ()}
+"""Stages that have an image with faiss for GPUs, which stands on none of NVIDIA's, and their extras
+besides faiss."""
 MORE = {"pretrain": ("logging",), "flow": ("flows",)}
 """Extras of an image besides those of its stage."""
 TOOLS = {"build": ("setuptools",), "pip": ("pip",), "sbom": ("cyclonedx-bom",)}
@@ -96,7 +97,8 @@ def locks() -> Iterator[Lock]:
     for name in [*PLAIN, *TORCH, "flow"]:
         own = () if name == "flow" else (name,)
         yield Lock(name=name, extras=(*own, "s3", *MORE.get(name, ())))
-    yield Lock(name=FAISS_GPU, extras=("faiss-gpu", "s3"))
+    for name, more in FAISS_GPU.items():
+        yield Lock(name=f"cuda/{name}", extras=("faiss-gpu", "s3", *more))
     for name in TRAINING:
         extras = (name, "s3", *MORE.get(name, ()))
         yield Lock(name=f"cuda/{name}", extras=extras, python="3.12.3", without=NGC)

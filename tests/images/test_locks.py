@@ -135,7 +135,10 @@ def test_faiss_for_gpus_brings_cuda_and_is_else_that_for_cpus() -> None:
     assert {name for name in more if not name.startswith("nvidia-")} == {"faiss-gpu"}
     assert more >= {"nvidia-cuda-runtime-cu12", "nvidia-cublas-cu12", "nvidia-curand-cu12"}
     assert of_gpu >= plain
-    assert pins("faiss-train")["faiss-cpu"] == pins("cuda/faiss-train")["faiss-gpu"]
+    for stage in locking.FAISS_GPU:
+        of_stage = pins(f"cuda/{stage}")
+        assert of_stage["faiss-gpu"] == pins(stage)["faiss-cpu"]
+        assert pins(stage).keys() - of_stage.keys() == {"faiss-cpu"}
 
 
 def test_a_cuda_lock_leaves_alone_what_nvidia_built() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainyard.datasets.fine_tuning.questions import CHATS, read_question
+from trainyard.datasets.fine_tuning.questions import CHATS, Contexts, read_question
 from trainyard.datasets.fine_tuning.records import Message, parse_messages
 
 ASSISTANT = "assistant"
@@ -36,7 +36,7 @@ def converted(record: dict[str, Any], task: str) -> Converted:
     if is_chat:
         raise ValueError(f"a question, and {task} has conversations; name the data set otherwise")
     found = question_of(record)
-    kind = "retrieved" if "ctxs" in found else "given"
+    kind: Contexts = "retrieved" if "ctxs" in found else "given"
     question = read_question(found, kind)
     if not question.answers:
         raise ValueError("a question without an answer: no 'answers' or 'answer', or no entry")
