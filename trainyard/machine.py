@@ -135,7 +135,7 @@ def memory_kills(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
 
 
 def death_by_signal(name: str, number: int, kills: int, advice: str) -> InfrastructureError:
-    """The error for a process that a signal ended; HostMemoryError if the kernel sent it for memory.
+    """The error for a process that a signal ended; HostMemoryError if the kernel did, for memory.
 
     kills: `memory_kills` before it was started. advice: what to do where memory is short."""
     message = f"{name} was killed by {signal.Signals(number).name}"

@@ -133,7 +133,8 @@ def test_a_worker_killed_for_memory_is_reported_as_such() -> None:
         done = subprocess.run(
             [*bounded, sys.executable, "-m", MODULE], capture_output=True, text=True, timeout=60
         )
-    assert "HostMemoryError: a worker process was killed by SIGKILL, by the kernel" in done.stdout, done.stderr
+    words = "HostMemoryError: a worker process was killed by SIGKILL, by the kernel"
+    assert words in done.stdout, done.stderr
 
 
 @pytest.mark.slow
