@@ -163,7 +163,7 @@ def gathered_attention(
     for count in counts.unique().tolist():
         own = (counts == count).nonzero()[:, 0]
         most = int(lengths[own].max())
-        # Of each sequence its own tokens alone, and not whole blocks: one may be longer than a text.
+        # The tokens of each sequence alone, not whole blocks: one may be longer than a text.
         # What is behind a sequence in its last block may be of a text whose values are NaN, and a
         # weight of 0 does not take that away: there it has its first token again.
         at = torch.arange(most, device=q.device)
