@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from trainyard.errors import HostMemoryError, InfrastructureError
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -129,6 +132,23 @@ def memory_kills(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
         if count is not None:
             return count
     return 0
+
+
+def death_by_signal(name: str, number: int, kills: int, advice: str) -> InfrastructureError:
+    """The error for a process that a signal ended; HostMemoryError if the kernel did, for memory.
+
+    kills: `memory_kills` before it was started. advice: what to do where memory is short."""
+    message = f"{name} was killed by {signal.Signals(number).name}"
+    if number != signal.SIGKILL:
+        return InfrastructureError(message)
+    if memory_kills() > kills:
+        return HostMemoryError(
+            f"{message}, by the kernel: the machine ran out of memory, or the job exceeded its "
+            f"memory limit; {advice}"
+        )
+    return InfrastructureError(
+        f"{message}; unless someone sent it, the machine ran out of memory: {advice}"
+    )
 
 
 def _control_groups(controller: str, groups: Path, membership: Path) -> Iterator[tuple[Path, bool]]:

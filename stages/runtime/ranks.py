@@ -35,14 +35,13 @@ from trainyard.errors import (
     CommunicationError,
     ConfigError,
     DataError,
-    HostMemoryError,
     InfrastructureError,
     RerunElsewhere,
     Stopped,
     TrainyardError,
     ValidationFailed,
 )
-from trainyard.machine import memory_kills
+from trainyard.machine import death_by_signal, memory_kills
 from trainyard.parallel.launcher import address_of_environment, rank_of_environment
 
 log = logging.getLogger(__name__)
@@ -196,14 +195,7 @@ def _raise_for(rank: int, code: int, kills: int) -> None:
             "--distributed-timeout-minutes for ranks that were gone or hung; see the lines above"
         )
     if code < 0:
-        message = f"rank {rank} was killed by {signal.Signals(-code).name}"
-        if -code == signal.SIGKILL and memory_kills() > kills:
-            raise HostMemoryError(
-                f"{message}, by the kernel: the machine ran out of memory, or the job exceeded "
-                f"its memory limit; {LESS_MEMORY}"
-            )
-        hint = f"; unless someone sent it, the machine ran out of memory: {LESS_MEMORY}"
-        raise InfrastructureError(message + (hint if -code == signal.SIGKILL else ""))
+        raise death_by_signal(f"rank {rank}", -code, kills, LESS_MEMORY)
     if code in BY_STATUS:
         raise BY_STATUS[code](f"rank {rank} ended with exit status {code}; its message is above")
     if code > 128:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,12 +18,13 @@ from trainyard.config import to_dict
 from trainyard.conversion.tokenizer_files import tokenizer_of
 from trainyard.errors import InfrastructureError
 from trainyard.inference.engine import EngineStats
-from trainyard.machine import memory_kills
+from trainyard.machine import death_by_signal, memory_kills
 from trainyard.retrieval.shape import NeighborShape
 from trainyard.serving.wire import Channel, ConnectionLost, decoded_error, decoded_stats
 from trainyard.tokenizers.base import Tokenizer
 
 PROGRAM = "stages.serve.engine"
+LESS_MEMORY = "lower --inference-dynamic-batching-buffer-size-gb, or request more memory"
 CLOSED_SECONDS = 2.0
 """Within which a process ends whose connection is gone."""
 END_SECONDS = 20.0
@@ -101,12 +101,7 @@ class EngineProcess:
             return "its process closed the connection"
         if status >= 0:
             return f"its process ended with exit status {status}"
-        message = f"its process was killed by {signal.Signals(-status).name}"
-        if -status != signal.SIGKILL:
-            return message
-        if memory_kills() > self._kills:
-            return f"{message}, by the kernel: the machine or the job is out of memory"
-        return f"{message}; unless someone sent it, the machine ran out of memory"
+        return str(death_by_signal("its process", -status, self._kills, LESS_MEMORY))
 
     def _say(self, document: dict[str, Any]) -> None:
         try:

@@ -1,13 +1,17 @@
-"""What control groups say of processes that the kernel ended for want of memory."""
+"""What control groups say of memory, and of processes that a signal ended."""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
 
-from trainyard.machine import memory_bytes, memory_kills
+from trainyard import machine
+from trainyard.errors import HostMemoryError, InfrastructureError
+from trainyard.machine import death_by_signal, memory_bytes, memory_kills
 
 EVENTS = "low 0\nhigh 3\nmax 9\noom 2\noom_kill 2\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"
@@ -42,6 +46,27 @@ def test_kills_are_counted_in_the_control_group_of_this_process(
 
 def test_a_machine_without_control_groups_reports_no_kills(tmp_path: Path) -> None:
     assert memory_kills(tmp_path, tmp_path / "membership") == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "kills", "kind", "words"),
+    [
+        (signal.SIGSEGV, 3, InfrastructureError, "job 7 was killed by SIGSEGV"),
+        (signal.SIGKILL, 2, InfrastructureError, "out of memory: take less"),
+        (signal.SIGKILL, 3, HostMemoryError, "by the kernel: .*; take less"),
+    ],
+)
+def test_a_signal_that_ended_a_process_is_named_with_its_likely_cause(
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    kills: int,
+    kind: type[InfrastructureError],
+    words: str,
+) -> None:
+    monkeypatch.setattr(machine, "memory_kills", lambda: kills)
+    error = death_by_signal("job 7", number, 2, "take less")
+    assert type(error) is kind
+    assert re.search(words + "$", str(error)), error
 
 
 @pytest.mark.parametrize(

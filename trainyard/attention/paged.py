@@ -165,31 +165,30 @@ def gathered_attention(
     for count in counts.unique().tolist():
         own = (counts == count).nonzero()[:, 0]
         most = int(lengths[own].max())
-        blocks = tables[own, : -(-most // keys.shape[1])]
-        # (r, g, t, d) of r sequences
+        # The tokens of each sequence alone, not whole blocks: one may be longer than a text.
         # What is behind a sequence in its last block may be of a text whose values are NaN, and a
-        # weight of 0 does not take that away.
-        behind = torch.arange(most, device=q.device) >= lengths[own].unsqueeze(1)
+        # weight of 0 does not take that away: there it has its first token again.
+        at = torch.arange(most, device=q.device)
+        at = torch.where(at < lengths[own].unsqueeze(1), at, 0)  # (r, t)
+        size = keys.shape[1]
+        where = tables[own].gather(1, at // size), at % size
         k, v = (
-            _gathered(x, blocks, q.dtype)
-            .flatten(1, 2)[:, :most]
-            .masked_fill(behind[..., None, None], 0)
-            .transpose(1, 2)
-            for x in (keys, values)
-        )
+            _gathered(x, where, q.dtype).transpose(1, 2) for x in (keys, values)
+        )  # (r, g, t, d)
         new = torch.arange(count, device=q.device)
-        places = starts[own].unsqueeze(1) + new
+        rows = starts[own].unsqueeze(1) + new
         mask = AttentionMask(
             window=None if left == NO_BOUND else (left, 0),
             positions=(lengths[own] - count).unsqueeze(1) + new,
         )
-        queries = q[places].transpose(1, 2)  # (r, n, s, d)
-        out[places] = _attend(queries, k, v, mask, softmax).transpose(1, 2)
+        queries = q[rows].transpose(1, 2)  # (r, n, s, d)
+        out[rows] = _attend(queries, k, v, mask, softmax).transpose(1, 2)
     return out
 
 
-def _gathered(kept: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    return as_bytes(kept)[blocks].view(kept.dtype).to(dtype)
+def _gathered(kept: Tensor, where: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+    """(r, t, g, d) the vectors at these blocks and places in them."""
+    return as_bytes(kept)[where].view(kept.dtype).to(dtype)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax) -> Tensor:

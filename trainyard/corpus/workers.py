@@ -17,8 +17,8 @@ from multiprocessing import connection, get_context
 from typing import Any, Protocol, TypeVar
 
 from trainyard.artifacts import retry
-from trainyard.errors import HostMemoryError, InfrastructureError, TrainyardError
-from trainyard.machine import memory_kills
+from trainyard.errors import InfrastructureError, TrainyardError
+from trainyard.machine import death_by_signal, memory_kills
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -26,6 +26,7 @@ R = TypeVar("R")
 Outcome = tuple[int, Any, BaseException | None]
 """Number of a job, its result, or its error."""
 
+WORKER = "a worker process"
 END_SECONDS = 10.0
 """How long a thread may take to stop."""
 
@@ -249,7 +250,7 @@ class _Processes:
             number, result, error = worker.channel.recv()
         except (EOFError, OSError):  # the kernel closes the pipe of a process that dies
             worker.process.join(END_SECONDS)
-            fault = _death(worker.process.exitcode, memory_kills() > self._kills)
+            fault = _death(worker.process.exitcode, self._kills)
             self._outcomes += [(number, None, fault) for number in sorted(worker.numbers)]
             worker.numbers.clear()
             return
@@ -268,23 +269,17 @@ class _Processes:
                 worker.process.join()
 
 
-def _death(code: int | None, for_memory: bool) -> InfrastructureError:
-    """The error for a worker process that died. for_memory: the kernel killed one for memory."""
-    if for_memory and code == -signal.SIGKILL:
-        return HostMemoryError(
-            "the kernel killed a worker process because the machine, or this job's part of it, ran "
-            "out of memory; finished work is kept, so run the same command again with a smaller "
-            "--workers"
-        )
-    how = "died"
+def _death(code: int | None, kills: int) -> InfrastructureError:
+    """The error for a worker process that died. kills: `memory_kills` before it was started."""
     if code is not None and code < 0:
-        how = f"died of {signal.Signals(-code).name}, sent from outside or for lack of memory"
+        error = death_by_signal(WORKER, -code, kills, "take a smaller --workers")
     elif code:
-        how = f"died with exit status {code}, perhaps while it started; its message is above"
-    return InfrastructureError(
-        f"a worker process {how}; finished work is kept, so run the same command again (with a "
-        "smaller --workers if memory is short)"
-    )
+        error = InfrastructureError(
+            f"{WORKER} died with exit status {code}, perhaps while it started; its message is above"
+        )
+    else:
+        error = InfrastructureError(f"{WORKER} died")
+    return type(error)(f"{error}; finished work is kept, so run the same command again")
 
 
 def _serve(

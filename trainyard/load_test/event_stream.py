@@ -36,10 +36,9 @@ class EventStream:
             raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
         documents = []
         for line in lines:
-            text = line.decode().strip()
-            if not text.startswith("data:"):
+            if not line.startswith(b"data:"):
                 continue  # other fields, comments that keep a connection open, empty lines
-            text = text.removeprefix("data:").strip()
+            text = line[len(b"data:") :].decode().strip()
             if text == DONE:
                 self.is_done = True
             elif text:

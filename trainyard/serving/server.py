@@ -14,6 +14,7 @@ import uvicorn
 from trainyard.errors import ConfigError
 from trainyard.hosts import address
 from trainyard.serving.app import build_app
+from trainyard.serving.event_stream import Connection
 from trainyard.serving.outputs import ServedModel
 from trainyard.serving.status import Readiness
 
@@ -66,6 +67,7 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             lifespan="off",
+            http=Connection,
             ws="none",
             backlog=BACKLOG,
             timeout_keep_alive=IDLE_SECONDS,
