@@ -341,15 +341,31 @@ def read_lines(
 @machine_code(
     types.int64(
         types.Array(types.uint64, 1, "A", aligned=False),
-        *(types.uint64[::1], types.int64, types.uint64, types.int64[::1], types.uint64[::1]),
+        *(types.uint64[::1], types.int64, types.uint64, types.int64, types.uint64[::1]),
+        *(types.uint64, types.int64[::1], types.uint64[::1], types.int64[::1]),
     )
 )
-def find_tokens(
-    windows: Bytes, token: Bits, least: int, multiplier: Any, starts: Any, pairs: Bits
+def find_keys(
+    windows: Bytes,
+    token: Bits,
+    least: int,
+    multiplier: Any,
+    first: int,
+    table: Bits,
+    shift: Any,
+    starts: Any,
+    pairs: Bits,
+    near: Any,
 ) -> int:
-    """How many tokens have at least so many bytes. `starts` gets where each begins, `pairs` the
-    hash of each with the next. windows: the eight bytes from each byte on, as u64."""
-    count, carry, previous = 0, ZERO, ZERO
+    """How many tokens of at least so many bytes may be number `first` of a key; `near` gets their
+    numbers. `starts` gets where each token begins, `pairs` the hash of each with the one before,
+    and zeros behind the last. windows: the eight bytes from each byte on, as u64. first: 2 or 4.
+    table: bits of the hashes of so many tokens, by slot. shift: where that begins in a hash."""
+    # Unsigned: numba looks whether a signed index is negative.
+    count, found, carry, at = ZERO, ZERO, ZERO, ZERO
+    slots = np.uint64(len(table) * 64 - 1)
+    value, pair, before = ZERO, ZERO, ZERO
+    weight = multiplier if first > 2 else ZERO
     for n in range(len(token) - 1):
         bits, following = token[n], token[n + 1]
         begins = bits & ~(bits << ONE | carry)
@@ -357,39 +373,23 @@ def find_tokens(
         for more in range(1, least):
             begins &= bits >> np.uint64(more) | following << np.uint64(64 - more)
         while begins != ZERO:
-            bit = _zeros_below(begins)
+            bit = np.uint64(_zeros_below(begins))
             begins &= begins - ONE
+            previous, earlier, before = value, before, pair
             # Without branches, which a processor could not foresee.
-            inside = bits >> np.uint64(bit) | (following << ONE) << np.uint64(63 - bit)
-            length = min(_zeros_below(~inside), VALUE_BYTES)
-            value = windows[n * 64 + bit] | LOWER_CASE
-            value &= ALL >> np.uint64(64 - 8 * length)
+            inside = bits >> bit | (following << ONE) << (np.uint64(63) - bit)
+            length = min(np.uint64(_zeros_below(~inside)), np.uint64(VALUE_BYTES))
+            value = windows[at + bit] | LOWER_CASE
+            value &= ALL >> (np.uint64(64) - (length << np.uint64(3)))
             value *= multiplier
             value ^= value >> np.uint64(29)
-            starts[count] = n * 64 + bit
-            pairs[max(count - 1, 0)] = previous * multiplier + value
-            previous = value
-            count += 1
-    pairs[max(count - 1, 0) : count + 2 * STEPS] = ZERO
-    return count
-
-
-@machine_code("i8(u8[::1], u8[::1], i8, u8, u8, i8, i8[::1])")
-def find_keys(
-    pairs: Bits, table: Bits, sizes: int, multiplier: Any, shift: Any, count: int, near: Any
-) -> int:
-    """How many tokens may begin a key; `near` gets their numbers. sizes: bit n: there are keys of
-    2n + 2 tokens. shift: where the slot begins in a hash."""
-    found = 0
-    slots = np.uint64(len(table) * 64 - 1)
-    for i in range(count):
-        key, is_near = pairs[i], ZERO
-        for step in range(STEPS):
-            if step > 0:
-                key = key * multiplier + pairs[i + 2 * step]
-            if sizes >> step & 1:
-                slot = key >> shift & slots
-                is_near |= table[slot >> np.uint64(6)] >> (slot & np.uint64(63))
-        near[found] = i
-        found += int(is_near & ONE)
-    return found
+            starts[count] = at + bit
+            pair = previous * multiplier + value
+            pairs[count] = pair
+            slot = (earlier * weight + pair) >> shift & slots
+            near[found] = count
+            found += table[slot >> np.uint64(6)] >> (slot & np.uint64(63)) & ONE
+            count += ONE
+        at += np.uint64(64)
+    pairs[count : count + np.uint64(2 * STEPS)] = ZERO
+    return np.int64(found)

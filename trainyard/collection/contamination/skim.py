@@ -106,14 +106,12 @@ class Skimmer:
         if keys is None:
             return np.empty(0, np.int64)
         starts, pairs, near = self._starts, self._pairs, self._near
-        count = byte_kernels.find_tokens(
-            self._windows, token, keys.least, MULTIPLIER, starts, pairs
+        count = byte_kernels.find_keys(
+            *(self._windows, token, keys.least, MULTIPLIER, keys.first, keys.bits, SHIFT),
+            *(starts, pairs, near),
         )
-        num_pairs = max(count - 1, 0)
-        num_near = byte_kernels.find_keys(
-            pairs, keys.bits, keys.sizes, MULTIPLIER, SHIFT, num_pairs, near
-        )
-        return keys.places_of(starts[:count], pairs[:num_pairs], near[:num_near])
+        begins = near[:count] - (keys.first - 1)
+        return keys.places_of(starts, pairs[1:], begins[begins >= 0])
 
     def _room(self, size: int) -> None:
         words = -(-size // 64) + 3
