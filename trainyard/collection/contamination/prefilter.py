@@ -153,7 +153,7 @@ class _Keys:
         return self.places_of(starts, pairs, self._begin.maybe(begin))
 
     def places_of(self, starts: Array, pairs: Array, near: Array) -> Array:
-        """The same of tokens that were found. near: numbers of those whose first tokens may begin a key."""
+        """The same of tokens that were found. near: numbers of those that may begin a key."""
         found = [near[keys.found(_key(pairs, near, size))] for size, keys in self._keys.items()]
         return np.concatenate([starts[one] for one in found])
 
