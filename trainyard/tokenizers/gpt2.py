@@ -84,7 +84,7 @@ def _parse_vocab(data: bytes, url: str) -> dict[str, int]:
 def _are_ids(values: Collection[Any]) -> bool:
     if not set(map(type, values)) <= {int}:
         return False
-    return 0 <= min(values, default=0) and max(values, default=0) < 2**32
+    return min(values, default=0) >= 0 and max(values, default=0) < 2**32
 
 
 def _not_text(flag: str, url: str, error: UnicodeDecodeError) -> ArtifactError:

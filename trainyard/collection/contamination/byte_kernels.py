@@ -1,4 +1,5 @@
-"""Lines of JSON as bytes: whether each is a plain document, and the tokens of its text.
+"""Lines of JSON as bytes: whether each is a plain document, and which bytes are in tokens of its
+text.
 
 Compiled by numba. A bit for each byte says whether it is part of a token; the tokens are those of
 `prefilter`. What this module calls plain, orjson reads, and gives the same text."""
@@ -36,11 +37,6 @@ ZERO, ONE, ALL = np.uint64(0), np.uint64(1), np.uint64((1 << 64) - 1)
 LOW_BITS = np.uint64(0x0101010101010101)
 GATHER = np.uint64(0x0102040810204080)
 """Moves the lowest bits of eight bytes into the highest byte."""
-LOWER_CASE = np.uint64(0x2020202020202020)
-STEPS = 4
-"""Pairs of tokens in the longest key."""
-VALUE_BYTES = 8
-"""Of a token that count, as in `prefilter`."""
 
 Bytes = Any
 """(n,) u8, contiguous."""
@@ -56,7 +52,7 @@ def _count_zeros(context: Any, bits: Any) -> Any:
     return types.int64(types.uint64), code
 
 
-_zeros_below = cast(Callable[[Any], int], _count_zeros)
+zeros_below = cast(Callable[[Any], int], _count_zeros)
 """How many zeros a u64 ends with; 64 if it is 0."""
 
 
@@ -183,7 +179,7 @@ def _string(
             while special[word] == ZERO:
                 word += 1
             at, left = word << 6, special[word]
-        at += _zeros_below(left)
+        at += zeros_below(left)
         byte = data[at]
         if byte == 34:
             return at, more, facts
@@ -336,60 +332,3 @@ def read_lines(
         at, count = end + 1, count + 1
     _clear(token, last, len(token) << 6)
     return count
-
-
-@machine_code(
-    types.int64(
-        types.Array(types.uint64, 1, "A", aligned=False),
-        *(types.uint64[::1], types.int64, types.uint64, types.int64, types.uint64[::1]),
-        *(types.uint64, types.int64[::1], types.uint64[::1], types.int64[::1]),
-    )
-)
-def find_keys(
-    windows: Bytes,
-    token: Bits,
-    least: int,
-    multiplier: Any,
-    first: int,
-    table: Bits,
-    shift: Any,
-    starts: Any,
-    pairs: Bits,
-    near: Any,
-) -> int:
-    """How many tokens of at least so many bytes may be number `first` of a key; `near` gets their
-    numbers. `starts` gets where each token begins, `pairs` the hash of each with the one before,
-    and zeros behind the last. windows: the eight bytes from each byte on, as u64. first: 2 or 4.
-    table: bits of the hashes of so many tokens, by slot. shift: where that begins in a hash."""
-    # Unsigned: numba looks whether a signed index is negative.
-    count, found, carry, at = ZERO, ZERO, ZERO, ZERO
-    slots = np.uint64(len(table) * 64 - 1)
-    value, pair, before = ZERO, ZERO, ZERO
-    weight = multiplier if first > 2 else ZERO
-    for n in range(len(token) - 1):
-        bits, following = token[n], token[n + 1]
-        begins = bits & ~(bits << ONE | carry)
-        carry = bits >> np.uint64(63)
-        for more in range(1, least):
-            begins &= bits >> np.uint64(more) | following << np.uint64(64 - more)
-        while begins != ZERO:
-            bit = np.uint64(_zeros_below(begins))
-            begins &= begins - ONE
-            previous, earlier, before = value, before, pair
-            # Without branches, which a processor could not foresee.
-            inside = bits >> bit | (following << ONE) << (np.uint64(63) - bit)
-            length = min(np.uint64(_zeros_below(~inside)), np.uint64(VALUE_BYTES))
-            value = windows[at + bit] | LOWER_CASE
-            value &= ALL >> (np.uint64(64) - (length << np.uint64(3)))
-            value *= multiplier
-            value ^= value >> np.uint64(29)
-            starts[count] = at + bit
-            pair = previous * multiplier + value
-            pairs[count] = pair
-            slot = (earlier * weight + pair) >> shift & slots
-            near[found] = count
-            found += table[slot >> np.uint64(6)] >> (slot & np.uint64(63)) & ONE
-            count += ONE
-        at += np.uint64(64)
-    pairs[count : count + np.uint64(2 * STEPS)] = ZERO
-    return np.int64(found)

@@ -48,6 +48,7 @@ MOST = np.uint64((1 << 64) - 1)
 LENGTH_BITS = np.uint64((2 * MOST_BYTES).bit_length())
 PAIR_BITS = np.uint64(64) - LENGTH_BITS
 TABLE_BITS = 22
+SLOTS_A_HASH = 64
 SHIFT = np.uint64(20)
 SLOTS = np.uint64((1 << TABLE_BITS) - 1)
 
@@ -150,18 +151,22 @@ class _Keys:
         begin = pairs.copy()
         if self.first > SIZES[0]:
             begin[:-2] = begin[:-2] * MULTIPLIER + pairs[2:]
-        return self.places_of(starts, pairs, self._begin.maybe(begin))
+        near = self._begin.maybe(begin)
+        return starts[near[self.are_keys([_key(pairs, near, size) for size in SIZES])]]
 
-    def places_of(self, starts: Array, pairs: Array, near: Array) -> Array:
-        """The same of tokens that were found. near: numbers of those that may begin a key."""
-        found = [near[keys.found(_key(pairs, near, size))] for size, keys in self._keys.items()]
-        return np.concatenate([starts[one] for one in found])
+    def are_keys(self, hashes: Sequence[Array] | Array) -> Array:
+        """Numbers of the tokens that begin a key. hashes: for each of SIZES, those of so many
+        tokens from each on."""
+        by_size = dict(zip(SIZES, hashes, strict=True))
+        return np.concatenate([keys.found(by_size[size]) for size, keys in self._keys.items()])
 
     @cached_property
     def bits(self) -> Array:
-        """(1 << TABLE_BITS,) whether `first` tokens may begin a key, by their slot, in bits of
-        u64."""
-        return np.packbits(self._begin.table, bitorder="little").view("<u8")
+        """Whether `first` tokens may begin a key, by their slot, in bits of u64; as few slots as
+        tell most apart, since a processor reaches a small table in less time."""
+        count = SLOTS_A_HASH * len(self._begin.ascending)
+        table = self._begin.table.reshape(-1, min(1 << count.bit_length(), 1 << TABLE_BITS))
+        return np.packbits(table.any(axis=0), bitorder="little").view("<u8")
 
 
 class _Hashes(NamedTuple):
