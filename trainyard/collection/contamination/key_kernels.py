@@ -60,7 +60,7 @@ def find_keys(
     table: Bits,
     shift: Any,
     near: Any,
-) -> int:
+) -> np.int64:
     """How many keys may begin at a token of at least so many bytes; `near` gets where. windows: the
     eight bytes from each byte on, as u64. first: 2 or 4, how many tokens of a key are looked at.
     table: bits of their hashes, by slot. shift: where that begins in a hash."""
