@@ -70,7 +70,7 @@ def tasks_of(folder: str) -> dict[str, dict[str, None]]:
 @cache
 def matcher_of(folder: str) -> Matcher:
     """Finds these n-grams."""
-    return Matcher(set().union(*tasks_of(folder).values()))
+    return Matcher(dict.fromkeys(chain.from_iterable(tasks_of(folder).values())).keys())
 
 
 @cache

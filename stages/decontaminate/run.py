@@ -207,8 +207,8 @@ class _Writer:
                 for kind, fields in self.decide(block.first + at, block.item(at)):
                     files.write(kind, fields)
                 begin = at + 1
-            files.write_lines(DOCUMENTS, added.pieces(block, begin, len(block.lines)))
-            number = block.first + len(block.lines)
+            files.write_lines(DOCUMENTS, added.pieces(block, begin, len(block)))
+            number = block.first + len(block)
         unread = self.counts.documents - self.tally.documents
         chars = self.counts.chars - self.tally.chars
         self.tally.documents += unread

@@ -309,14 +309,14 @@ class UnitFiles:
     def __init__(self, job: UnitJob) -> None:
         self._job = job
         self._open: dict[str, OutputFile] = {}
-        self._lines: dict[str, list[bytes]] = {kind: [] for kind in KINDS}
+        self._lines: dict[str, list[bytes | memoryview]] = {kind: [] for kind in KINDS}
         self._sizes = dict.fromkeys(KINDS, 0)
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Add a document to one of the files."""
         self.write_lines(kind, (as_line(fields),))
 
-    def write_lines(self, kind: str, lines: Sequence[bytes]) -> None:
+    def write_lines(self, kind: str, lines: Sequence[bytes | memoryview]) -> None:
         """Add documents that are lines already, or pieces of them in turn."""
         self._lines[kind] += lines
         self._sizes[kind] += sum(map(len, lines))

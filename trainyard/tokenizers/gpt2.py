@@ -6,6 +6,8 @@ document."""
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
@@ -68,7 +70,7 @@ def _parse_vocab(data: bytes, url: str) -> dict[str, int]:
         raise _not_text("--vocab-file", url, error) from None
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"--vocab-file {url}: not a JSON document: {error}") from None
-    if not isinstance(vocab, dict) or not all(_is_id(i) for i in vocab.values()):
+    if not isinstance(vocab, dict) or not _are_ids(vocab.values()):
         raise ArtifactError(
             f"--vocab-file {url}: not a table of tokens and ids (whole numbers from 0)"
         )
@@ -79,8 +81,10 @@ def _parse_vocab(data: bytes, url: str) -> dict[str, int]:
     return vocab
 
 
-def _is_id(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**32
+def _are_ids(values: Collection[Any]) -> bool:
+    if not set(map(type, values)) <= {int}:
+        return False
+    return min(values, default=0) >= 0 and max(values, default=0) < 2**32
 
 
 def _not_text(flag: str, url: str, error: UnicodeDecodeError) -> ArtifactError:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainyard.collection.contamination import prefilter
 from trainyard.collection.contamination.ngrams import Matcher, task_ngrams
 from trainyard.collection.contamination.prefilter import LAST_CASED, NO_TOKEN, Prefilter
 from trainyard.collection.contamination.split import clean_pieces, split_at
@@ -60,12 +61,12 @@ def test_every_text_with_an_ngram_is_a_suspect_and_no_strange_one_is(size: int) 
         if number % 2:
             words[9:9] = rng.choice([str.upper, str.title, str])(rng.choice(items)).split()
         texts.append("".join(word + rng.choice(signs) for word in words))
-    matcher, prefilter = Matcher(ngrams), Prefilter(ngrams)
+    matcher, found = Matcher(ngrams), Prefilter(ngrams)
     having = {number for number, text in enumerate(texts) if any(matcher.hits(text))}
     assert len(having) > 60
-    assert having <= set(prefilter.suspects(texts))
+    assert having <= set(found.suspects(texts))
     if size > 1:  # a pair of words is the least key
-        assert prefilter.suspects(texts[::2]) == []
+        assert found.suspects(texts[::2]) == []
 
 
 SCRAPS = st.one_of(
@@ -83,6 +84,7 @@ SCRAPS = st.one_of(
     signs=st.sampled_from([" ", ",", "\n\n", "\u2019", "\u0301 ", "\x00", "\x7f", "_ "]),
     sizes=st.sampled_from([(1, 1), (1, 3), (2, 5), (4, 13)]),
     change=st.sampled_from([str, str.upper, str.title, str.swapcase]),
+    few=st.sampled_from([0, prefilter.FEW_LETTERS]),
 )
 def test_no_text_with_an_ngram_is_missed(
     items: list[str],
@@ -90,13 +92,16 @@ def test_no_text_with_an_ngram_is_missed(
     signs: str,
     sizes: tuple[int, int],
     change: Callable[[str], str],
+    few: int,
 ) -> None:
     ngrams = task_ngrams(items, *sizes)
     wholes = [change(item).replace(" ", signs) for item in items]
     texts = [*wholes, *(signs.join([*around, whole, *around]) for whole in wholes), *around]
-    matcher, prefilter = Matcher(ngrams.keys()), Prefilter(ngrams)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefilter, "FEW_LETTERS", few)
+        matcher, found = Matcher(ngrams.keys()), Prefilter(ngrams)
     having = {number for number, text in enumerate(texts) if any(matcher.hits(text))}
-    assert having <= set(prefilter.suspects(texts))
+    assert having <= set(found.suspects(texts))
 
 
 def test_no_other_letter_has_an_ascii_letter_as_its_lower_case() -> None:

@@ -1,4 +1,5 @@
-"""Lines of JSON as bytes: whether each is a plain document, and the tokens of its text.
+"""Lines of JSON as bytes: whether each is a plain document, and which bytes are in tokens of its
+text.
 
 Compiled by numba. A bit for each byte says whether it is part of a token; the tokens are those of
 `prefilter`. What this module calls plain, orjson reads, and gives the same text."""
@@ -36,11 +37,6 @@ ZERO, ONE, ALL = np.uint64(0), np.uint64(1), np.uint64((1 << 64) - 1)
 LOW_BITS = np.uint64(0x0101010101010101)
 GATHER = np.uint64(0x0102040810204080)
 """Moves the lowest bits of eight bytes into the highest byte."""
-LOWER_CASE = np.uint64(0x2020202020202020)
-STEPS = 4
-"""Pairs of tokens in the longest key."""
-VALUE_BYTES = 8
-"""Of a token that count, as in `prefilter`."""
 
 Bytes = Any
 """(n,) u8, contiguous."""
@@ -56,7 +52,7 @@ def _count_zeros(context: Any, bits: Any) -> Any:
     return types.int64(types.uint64), code
 
 
-_zeros_below = cast(Callable[[Any], int], _count_zeros)
+zeros_below = cast(Callable[[Any], int], _count_zeros)
 """How many zeros a u64 ends with; 64 if it is 0."""
 
 
@@ -183,7 +179,7 @@ def _string(
             while special[word] == ZERO:
                 word += 1
             at, left = word << 6, special[word]
-        at += _zeros_below(left)
+        at += zeros_below(left)
         byte = data[at]
         if byte == 34:
             return at, more, facts
@@ -336,60 +332,3 @@ def read_lines(
         at, count = end + 1, count + 1
     _clear(token, last, len(token) << 6)
     return count
-
-
-@machine_code(
-    types.int64(
-        types.Array(types.uint64, 1, "A", aligned=False),
-        *(types.uint64[::1], types.int64, types.uint64, types.int64[::1], types.uint64[::1]),
-    )
-)
-def find_tokens(
-    windows: Bytes, token: Bits, least: int, multiplier: Any, starts: Any, pairs: Bits
-) -> int:
-    """How many tokens have at least so many bytes. `starts` gets where each begins, `pairs` the
-    hash of each with the next. windows: the eight bytes from each byte on, as u64."""
-    count, carry, previous = 0, ZERO, ZERO
-    for n in range(len(token) - 1):
-        bits, following = token[n], token[n + 1]
-        begins = bits & ~(bits << ONE | carry)
-        carry = bits >> np.uint64(63)
-        for more in range(1, least):
-            begins &= bits >> np.uint64(more) | following << np.uint64(64 - more)
-        while begins != ZERO:
-            bit = _zeros_below(begins)
-            begins &= begins - ONE
-            # Without branches, which a processor could not foresee.
-            inside = bits >> np.uint64(bit) | (following << ONE) << np.uint64(63 - bit)
-            length = min(_zeros_below(~inside), VALUE_BYTES)
-            value = windows[n * 64 + bit] | LOWER_CASE
-            value &= ALL >> np.uint64(64 - 8 * length)
-            value *= multiplier
-            value ^= value >> np.uint64(29)
-            starts[count] = n * 64 + bit
-            pairs[max(count - 1, 0)] = previous * multiplier + value
-            previous = value
-            count += 1
-    pairs[max(count - 1, 0) : count + 2 * STEPS] = ZERO
-    return count
-
-
-@machine_code("i8(u8[::1], u8[::1], i8, u8, u8, i8, i8[::1])")
-def find_keys(
-    pairs: Bits, table: Bits, sizes: int, multiplier: Any, shift: Any, count: int, near: Any
-) -> int:
-    """How many tokens may begin a key; `near` gets their numbers. sizes: bit n: there are keys of
-    2n + 2 tokens. shift: where the slot begins in a hash."""
-    found = 0
-    slots = np.uint64(len(table) * 64 - 1)
-    for i in range(count):
-        key, is_near = pairs[i], ZERO
-        for step in range(STEPS):
-            if step > 0:
-                key = key * multiplier + pairs[i + 2 * step]
-            if sizes >> step & 1:
-                slot = key >> shift & slots
-                is_near |= table[slot >> np.uint64(6)] >> (slot & np.uint64(63))
-        near[found] = i
-        found += int(is_near & ONE)
-    return found

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from copy import copy
-from itertools import accumulate, islice
+from itertools import accumulate, islice, repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 from trainyard.collection.words import lowered
@@ -40,8 +41,8 @@ def task_ngrams(texts: Iterable[str], least: int, most: int) -> dict[str, None]:
             found[joined] = None
             continue
         starts = _starts(words)
-        ngrams = [joined[a : b - 1] for a, b in zip(starts, starts[most:], strict=False)]
-        found.update(dict.fromkeys(ngrams))
+        for begin, after in zip(starts, starts[most:], strict=False):
+            found[joined[begin : after - 1]] = None
     return found
 
 
@@ -53,7 +54,7 @@ class Matcher:
         self._sizes = _order(ngrams)
         self._head = min([HEAD_CHARS, *map(len, ngrams)])
         """Characters that decide whether the rest is looked at."""
-        self._heads = {ngram[: self._head] for ngram in ngrams}
+        self._heads = set(map(itemgetter(slice(self._head)), ngrams))
 
     def without(self, some: Set[str]) -> Matcher:
         """What finds all but some."""
@@ -100,5 +101,5 @@ def _starts(words: Sequence[str]) -> list[int]:
 
 def _order(ngrams: Set[str]) -> list[int]:
     """Their sizes in words, in Megatron-LM's order: the longest, then from the shortest."""
-    sizes = sorted({ngram.count(" ") + 1 for ngram in ngrams})
+    sizes = sorted(1 + count for count in set(map(str.count, ngrams, repeat(" "))))
     return sizes[-1:] + sizes[:-1]

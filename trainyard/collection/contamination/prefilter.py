@@ -7,7 +7,7 @@ then do in each text that has it. Some texts are named in vain; each with an n-g
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import cache, cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from trainyard.collection.contamination.ngrams import WORD
 from trainyard.collection.words import lowered
 
 Array = npt.NDArray[Any]
@@ -32,8 +33,8 @@ SIZES = (2, 4, 6, 8)
 """Tokens of a key: as many as the n-gram has."""
 STRETCH = 9
 """Words at the end of an n-gram that its key is of."""
-FEW_WORDS = 100
-"""More are not looked for one by one."""
+FEW_LETTERS = 100
+"""Of more, any one names a text."""
 LEAST_TOKENS = 4
 """An n-gram with words of other letters and fewer tokens between two of them has no key."""
 MOST_BYTES = 8
@@ -47,6 +48,7 @@ MOST = np.uint64((1 << 64) - 1)
 LENGTH_BITS = np.uint64((2 * MOST_BYTES).bit_length())
 PAIR_BITS = np.uint64(64) - LENGTH_BITS
 TABLE_BITS = 22
+SLOTS_A_HASH = 64
 SHIFT = np.uint64(20)
 SLOTS = np.uint64((1 << TABLE_BITS) - 1)
 
@@ -63,28 +65,32 @@ class Prefilter:
             if last in f" {ngram} ":
                 continue
             run = ngram if ngram.isascii() else _ascii_run(ngram)
-            end = _stretch(run)
-            if len(_tokens(end)) >= (SIZES[0] if ngram.isascii() else LEAST_TOKENS):
+            end, num_tokens = _stretch(run)
+            if num_tokens >= (SIZES[0] if ngram.isascii() else LEAST_TOKENS):
                 runs.append(end)
-                last = f" {runs[-1]} "
+                last = f" {end} "
             else:
                 words.add(max(ngram.split(" "), key=lambda word: (max(word), len(word))))
-        self.letters = _spelled(set(map(max, words)))
-        """Of every n-gram without a key, the letter farthest from ASCII, in either case."""
-        self._words = sorted(words) if len(words) <= FEW_WORDS else []
-        """Words with these letters, of which a text with such an n-gram has one."""
+        self._words: dict[str, set[str]] = {}
+        """Of every n-gram without a key, a word, by its letter farthest from ASCII."""
+        for word in words:
+            self._words.setdefault(max(word), set()).add(word)
+        self.letters = _spelled(self._words.keys())
+        """These letters in either case, of which a text with such an n-gram has one."""
         letters = re.escape("".join(sorted(self.letters)))
-        self._find_letter = re.compile(f"[{letters}]").search if letters else None
+        is_few = len(self._words) <= FEW_LETTERS
+        self._find_letter = None if is_few else re.compile(f"[{letters}]").search
         self.keys = _Keys(runs) if runs else None
 
     def has_word(self, text: str) -> bool:
         """Whether a text may have an n-gram without a key."""
-        if self._find_letter is None or not self._find_letter(text):
-            return False
-        if not self._words:
-            return True
-        lower = lowered(text)
-        return any(word in lower for word in self._words)
+        if self._find_letter is not None:
+            return self._find_letter(text) is not None
+        lower = lowered(text) if self._words else ""
+        return any(
+            not words.isdisjoint(_words_with(letter, lower))
+            for letter, words in self._words.items()
+        )
 
     def is_of_bytes(self, key: str) -> bool:
         """Whether the bytes of JSON tell which texts to name, if they have this key."""
@@ -121,6 +127,8 @@ class _Keys:
         lengths = np.append(_lengths(data, starts), [0] * SIZES[-1]).astype(np.uint64)
         lines = np.append(np.searchsorted(begins, starts, "right"), [0] * SIZES[-1])
         sizes = np.array(SIZES)[np.searchsorted(SIZES, counts, "right") - 1]
+        self.first = SIZES[int(sizes.min() > SIZES[0])]
+        """Tokens of a key that tell most places apart: two are often in order by chance."""
         begin = []
         self._keys: dict[int, _Hashes] = {}
         for size in np.unique(sizes).tolist():
@@ -132,31 +140,33 @@ class _Keys:
             is_chosen = is_whole & (order == least[lines[: len(pairs)] - 1])
             chosen = np.flatnonzero(is_chosen & (sizes == size)[lines[: len(pairs)] - 1])
             self._keys[size] = _Hashes.of(_key(pairs, chosen, size))
-            begin.append(pairs[chosen])
-        self._pairs = _Hashes.of(np.concatenate(begin))
+            begin.append(_key(pairs, chosen, self.first))
+        self._begin = _Hashes.of(np.concatenate(begin))
 
     def places(self, data: bytes) -> Array:
         """Where keys are."""
         given = _Bytes.of(data)
         starts = _starts(given, self.least)
         pairs = _pairs(_values(given, starts))
-        return self.places_of(starts, pairs, self._pairs.maybe(pairs))
+        begin = pairs.copy()
+        if self.first > SIZES[0]:
+            begin[:-2] = begin[:-2] * MULTIPLIER + pairs[2:]
+        near = self._begin.maybe(begin)
+        return starts[near[self.are_keys([_key(pairs, near, size) for size in SIZES])]]
 
-    def places_of(self, starts: Array, pairs: Array, near: Array) -> Array:
-        """The same of tokens that were found. near: numbers of those whose pair may begin a key."""
-        found = [near[keys.found(_key(pairs, near, size))] for size, keys in self._keys.items()]
-        return np.concatenate([starts[one] for one in found])
+    def are_keys(self, hashes: Sequence[Array] | Array) -> Array:
+        """Numbers of the tokens that begin a key. hashes: for each of SIZES, those of so many
+        tokens from each on."""
+        by_size = dict(zip(SIZES, hashes, strict=True))
+        return np.concatenate([keys.found(by_size[size]) for size, keys in self._keys.items()])
 
     @cached_property
     def bits(self) -> Array:
-        """(1 << TABLE_BITS,) whether some tokens may be a key, by their slot, in bits of u64."""
-        tables = [keys.table for keys in self._keys.values()]
-        return np.packbits(np.logical_or.reduce(tables), bitorder="little").view("<u8")
-
-    @property
-    def sizes(self) -> int:
-        """Bit n: whether there are keys of SIZES[n] tokens."""
-        return sum(1 << n for n, size in enumerate(SIZES) if size in self._keys)
+        """Whether `first` tokens may begin a key, by their slot, in bits of u64; as few slots as
+        tell most apart, since a processor reaches a small table in less time."""
+        count = SLOTS_A_HASH * len(self._begin.ascending)
+        table = self._begin.table.reshape(-1, min(1 << count.bit_length(), 1 << TABLE_BITS))
+        return np.packbits(table.any(axis=0), bitorder="little").view("<u8")
 
 
 class _Hashes(NamedTuple):
@@ -283,16 +293,31 @@ def _by_lower_case() -> dict[str, list[str]]:
     return found
 
 
-def _stretch(run: str) -> str:
-    """What a run ends with, which n-grams that follow it in a text have too; the whole of one
-    whose end has few tokens."""
-    end = " ".join(run.rsplit(" ", STRETCH)[-STRETCH:])
-    return end if len(_tokens(end)) >= SIZES[-1] else run
+def _stretch(run: str) -> tuple[str, int]:
+    """What a run ends with, which n-grams that follow it in a text have too, and its number of
+    tokens; the whole of a run whose end has few."""
+    before = run.rsplit(" ", STRETCH)[:-STRETCH]
+    end = run[len(before[0]) + 1 :] if before else run
+    count = _num_tokens(end)
+    return (end, count) if count >= SIZES[-1] else (run, _num_tokens(run))
 
 
-def _tokens(run: str) -> list[str]:
-    """The tokens of ASCII words."""
-    return run.replace(chr(NO_TOKEN), " ").split()
+def _num_tokens(run: str) -> int:
+    """Of ASCII words."""
+    return len(run.replace(chr(NO_TOKEN), " ").split())
+
+
+def _words_with(letter: str, text: str) -> Iterator[str]:
+    """The words of a text that have a letter."""
+    at = text.find(letter)
+    while at >= 0:
+        found = WORD.match(text, at)
+        assert found is not None, "a letter of a word"
+        end = found.end()
+        while at > 0 and WORD.match(text, at - 1):
+            at -= 1
+        yield text[at:end]
+        at = text.find(letter, end)
 
 
 def _ascii_run(ngram: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from trainyard.collection.contamination import byte_kernels
+from trainyard.collection.contamination import byte_kernels, key_kernels
 from trainyard.collection.contamination.byte_kernels import (
     BEGIN,
     CHARS,
@@ -24,7 +24,13 @@ from trainyard.collection.contamination.byte_kernels import (
     TEXT,
 )
 from trainyard.collection.contamination.ngrams import CAPITAL_SIGMA, Matcher
-from trainyard.collection.contamination.prefilter import MULTIPLIER, NO_TOKEN, SHIFT, Prefilter
+from trainyard.collection.contamination.prefilter import (
+    MULTIPLIER,
+    NO_TOKEN,
+    SHIFT,
+    SIZES,
+    Prefilter,
+)
 
 LEAST_LINE = 8
 """Bytes of a plain document and its line feed, at least."""
@@ -105,15 +111,12 @@ class Skimmer:
         keys = self._prefilter.keys
         if keys is None:
             return np.empty(0, np.int64)
-        starts, pairs, near = self._starts, self._pairs, self._near
-        count = byte_kernels.find_tokens(
-            self._windows, token, keys.least, MULTIPLIER, starts, pairs
-        )
-        num_pairs = max(count - 1, 0)
-        num_near = byte_kernels.find_keys(
-            pairs, keys.bits, keys.sizes, MULTIPLIER, SHIFT, num_pairs, near
-        )
-        return keys.places_of(starts[:count], pairs[:num_pairs], near[:num_near])
+        given = self._windows, token, keys.least, MULTIPLIER
+        count = key_kernels.find_keys(*given, keys.first, keys.bits, SHIFT, self._near)
+        places = self._near[:count]
+        hashes = np.zeros((count, len(SIZES)), np.uint64)
+        key_kernels.hash_keys(*given, places, hashes)
+        return places[keys.are_keys(hashes.T)]
 
     def _room(self, size: int) -> None:
         words = -(-size // 64) + 3
@@ -121,7 +124,5 @@ class Skimmer:
         self._windows = np.ndarray((words * 64,), np.uint64, self._data.data, strides=(1,))
         self._kinds = np.zeros(words * 64, np.uint8)
         self._token, self._special = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
-        most = len(self._data) // 2 + 64
-        self._starts, self._near = np.zeros(most, np.int64), np.zeros(most, np.int64)
+        self._near = np.zeros(len(self._data) // 2 + 64, np.int64)
         self._lines = np.zeros((size // LEAST_LINE + 1, 5), np.int64)
-        self._pairs = np.zeros(most, np.uint64)

@@ -38,18 +38,6 @@ class TornError(Exception):
         self.beginning = beginning
 
 
-def line_blocks(
-    source: ByteRange, compression: str, max_bytes: int, passing: Passing | None = None
-) -> Iterator[tuple[int, Lines]]:
-    """Lines without their line feeds, about a megabyte at once, and where the first one begins.
-
-    A long line comes alone. One of more than `max_bytes` becomes a `LongLine` before its end is
-    searched, unless one read contains it. The caller may clear the list, to free a line while its
-    document is encoded. passing: is shown the bytes as stored."""
-    for offset, block in data_blocks(source, compression, max_bytes, passing):
-        yield offset, lines_of(block)
-
-
 def lines_of(block: bytes | bytearray) -> Lines:
     """The lines of a block."""
     if isinstance(block, bytearray | LongLine):
@@ -60,8 +48,11 @@ def lines_of(block: bytes | bytearray) -> Lines:
 def data_blocks(
     source: ByteRange, compression: str, max_bytes: int, passing: Passing | None = None
 ) -> Iterator[tuple[int, bytes | bytearray]]:
-    """The same lines joined, without the last line feed. A bytearray or a `LongLine` is one
-    line."""
+    """Lines joined, without the last line feed, about a megabyte at once, and where the first one
+    begins. A bytearray or a `LongLine` is one line.
+
+    A long line comes alone. One of more than `max_bytes` becomes a `LongLine` before its end is
+    searched, unless one read contains it. passing: is shown the bytes as stored."""
     reader = _Reader(source, bool(compression), max_bytes)
     # One byte early: a line feed there means that a line begins with the range.
     start = max(source.start - 1, 0)
@@ -120,7 +111,7 @@ class _Reader:
             yield self._release()
             piece, cut = piece[first + 1 :], cut - first - 1
         if cut >= 0:
-            data = bytes(self.pending) + piece[:cut] if self.pending else piece[:cut]
+            data = b"".join((self.pending, memoryview(piece)[:cut]))
             offset, self.offset = self.offset, self.offset + len(data) + 1
             yield offset, data
         self.pending = bytearray(piece[cut + 1 :])
