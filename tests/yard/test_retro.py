@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.yard.yard import HEADLINE, Ended, Yard
+from tests.yard.yard import HEADLINE, ROOT, Ended, Yard
 from trainyard.artifacts.manifest import read_manifest
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(900)]
@@ -126,3 +126,16 @@ def test_flows_that_are_killed_anywhere_end_as_the_undisturbed_one(
         assert done.status == 0, done.err
     assert digests(yard) == digests(undisturbed)
     assert not list(yard.folder.rglob("*.claim.json"))
+
+
+@pytest.mark.full
+def test_the_quick_start_takes_less_than_eight_minutes(
+    tmp_path: Path, prefect_api: dict[str, str]
+) -> None:
+    yard = Yard(tmp_path, {**prefect_api, "TRAINYARD_CACHE": str(tmp_path / "cache")})
+    done = yard.run("-m", "flows.pretrain_retro", str(ROOT / "recipes/retro_quickstart.toml"))
+    assert done.status == 0, done.err
+    assert set(done.states().values()) == {"done"}
+    assert "validation loss: from " in done.err
+    print(f"{done.seconds:.0f} s")
+    assert done.seconds < 480
