@@ -152,6 +152,23 @@ def test_what_is_written_reads_back(
             assert torch.equal(source.read(f"model.{name}"), tensor), name
 
 
+@pytest.mark.parametrize("impl", ["local", "transformer_engine"])
+def test_a_model_like_llama_4_reads_back(impl: Any, tmp_path: Path) -> None:
+    moe = replace(
+        MOE, moe_router_topk=1, moe_apply_probs_on_input=True, moe_router_enable_expert_bias=False
+    )
+    model = random_gpt(replace(CONFIG, qk_layernorm=True, qk_l2_norm=True, moe=moe))
+    save_gpt(str(tmp_path / "run"), model)
+    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
+        convert(checkpoint, tmp_path / "made", transformer_impl=impl, tp=2, ep=2)
+    with open_megatron(str(tmp_path / "made")) as source:
+        assert source.config.qk_l2_norm
+        assert source.config.experts.moe_apply_probs_on_input
+        assert source.specs.keys() == {f"model.{name}" for name in model.state_dict()}
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(source.read(f"model.{name}"), tensor), name
+
+
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     write_ranks(tmp_path, weights(), 1, 4, False)
     (tmp_path / "iter_0000100/mp_rank_00_003/model_optim_rng.pt").unlink()
