@@ -45,6 +45,20 @@ CONFIG = GPTConfig(
     moe=MOE,
 )
 
+LLAMA4 = replace(
+    CONFIG,
+    qk_layernorm=True,
+    qk_l2_norm=True,
+    moe=MoEConfig(
+        num_experts=E,
+        moe_ffn_hidden_size=FFN,
+        moe_router_topk=1,
+        moe_router_score_function="sigmoid",
+        moe_apply_probs_on_input=True,
+        moe_shared_expert_intermediate_size=16,
+    ),
+)
+
 
 def weights(config: GPTConfig = CONFIG) -> dict[str, Tensor]:
     found = random_gpt(config).state_dict()
@@ -154,10 +168,7 @@ def test_what_is_written_reads_back(
 
 @pytest.mark.parametrize("impl", ["local", "transformer_engine"])
 def test_a_model_like_llama_4_reads_back(impl: Any, tmp_path: Path) -> None:
-    moe = replace(
-        MOE, moe_router_topk=1, moe_apply_probs_on_input=True, moe_router_enable_expert_bias=False
-    )
-    model = random_gpt(replace(CONFIG, qk_layernorm=True, qk_l2_norm=True, moe=moe))
+    model = random_gpt(LLAMA4)
     save_gpt(str(tmp_path / "run"), model)
     with open_checkpoint(str(tmp_path / "run")) as checkpoint:
         convert(checkpoint, tmp_path / "made", transformer_impl=impl, tp=2, ep=2)
