@@ -83,7 +83,7 @@ ANSWERS: dict[str, str] = {
     "bench-dyn": "--top-k 1 and --top-p 0.9 exclude each other",
     "bench-logprobs": RUNS,
     "gpt_dynamic_inference_357m.sh": "give --input-lengths uniform:LOW:HIGH",
-    "run_static_inference_llama4_scout.sh": "--qk-l2-norm is not supported",
+    "run_static_inference_llama4_scout.sh": RUNS,
     "run_text_generation_server_345M.sh": RUNS,
     "run_text_generation_server_345M_8_tensor_parallel.sh": RUNS,
     "run_text_generation_llama3.sh": RUNS,

@@ -19,6 +19,7 @@ COMPARED = {
     "linear_bias": "--disable-bias-linear",
     "add_qkv_bias": "--add-qkv-bias",
     "qk_layernorm": "--qk-layernorm",
+    "qk_l2_norm": "--qk-l2-norm",
     "untie_embeddings_and_output_weights": "--untie-embeddings-and-output-weights",
 }
 """Properties that must equal those of the loaded model, and their flags."""

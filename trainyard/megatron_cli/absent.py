@@ -10,8 +10,8 @@ ABSENT: tuple[tuple[str, str], ...] = (
     (
         "it is an experiment with routers that this version does not have; leave it out",
         """
-        moe-input-jitter-eps moe-apply-probs-on-input moe-router-topk-limited-devices
-        moe-router-force-load-balancing moe-router-force-biased moe-latent-size
+        moe-input-jitter-eps moe-router-topk-limited-devices moe-router-force-load-balancing
+        moe-router-force-biased moe-latent-size
         """,
     ),
     (
@@ -60,8 +60,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
     (
         "it changes the model in a way that this version does not have; leave it out",
         """
-        apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup
-        attention-output-gate
+        apply-residual-connection-post-layernorm no-rope-freq use-mup attention-output-gate
         no-weight-decay-cond-type
         """,
     ),
@@ -169,9 +168,9 @@ HARMLESS: dict[str, tuple[str, ...]] = {
 """Values with which an unsupported option changes nothing."""
 
 OF_THE_MODEL = """
-moe-apply-probs-on-input moe-latent-size fp8-e4m3 fp8-hybrid no-fp8-wgrad fp4-format fp4
+moe-latent-size fp8-e4m3 fp8-hybrid no-fp8-wgrad fp4-format fp4
 heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json model-provider
-mtp-use-repeated-layer apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup
+mtp-use-repeated-layer apply-residual-connection-post-layernorm no-rope-freq use-mup
 attention-output-gate
 """
 """Those that make another model: a command that trains nothing refuses them too."""

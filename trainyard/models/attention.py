@@ -23,7 +23,7 @@ from trainyard.attention.select import KernelChoice, Key, Needs, Request, Select
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.context_attention import ContextAttention, check_context
-from trainyard.models.norm import build_norm
+from trainyard.models.norm import L2Norm, build_norm
 from trainyard.models.recompute import recomputed
 from trainyard.models.rope import Rotary, apply_rotary
 from trainyard.parallel.model import ALONE, ModelParallel
@@ -76,7 +76,10 @@ class SelfAttention(nn.Module):
         mark_interleaved(self.linear_qkv.weight, (of_queries, self.head_dim, self.head_dim))
         self.q_layernorm: nn.Module | None = None
         self.k_layernorm: nn.Module | None = None
-        if config.qk_layernorm:
+        if config.qk_l2_norm:
+            self.q_layernorm = L2Norm(config.norm_epsilon)
+            self.k_layernorm = L2Norm(config.norm_epsilon)
+        elif config.qk_layernorm:
             self.q_layernorm = build_norm(config, parallel, size=config.head_dim, of_head=True)
             self.k_layernorm = build_norm(config, parallel, size=config.head_dim, of_head=True)
         self.core_attention = CoreAttention(config, layer, parallel)

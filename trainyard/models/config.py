@@ -121,6 +121,9 @@ class TransformerConfig(AttentionSizes):
     """Keep the bias of the QKV projection where --disable-bias-linear drops the others."""
     qk_layernorm: bool = False
     """Normalise every query and key head."""
+    qk_l2_norm: bool = False
+    """Divide every query and key head by the root of its mean square, without weights (Llama 4);
+    replaces --qk-layernorm."""
     window_size: str | None = None
     """Attention window LEFT,RIGHT without the token itself: 4095,0 sees 4096 tokens; -1 is no
     bound."""

@@ -101,7 +101,7 @@ def check_positions(config: Any) -> None:
 
 
 def check_attention(config: Any) -> None:
-    """Windows and kernels."""
+    """Windows, kernels and norms of heads."""
     if config.window_attn_skip_freq is not None and config.window_size is None:
         raise ConfigError(
             "--window-attn-skip-freq has no effect without --window-size; give both or none"
@@ -110,6 +110,10 @@ def check_attention(config: Any) -> None:
         raise ConfigError(
             f"--use-flash-attn contradicts --attention-backend {config.attention_backend}; give "
             "one of them"
+        )
+    if config.qk_l2_norm and config.model_type != "gpt":
+        raise ConfigError(
+            f"--qk-l2-norm is for --model-type gpt, and this is a {config.model_type}; leave it out"
         )
     for layer in range(config.num_layers):
         config.attention_window(layer)

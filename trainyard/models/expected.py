@@ -14,8 +14,8 @@ OF_ALL = """
 num_layers hidden_size num_attention_heads ffn_hidden_size kv_channels group_query_attention
 num_query_groups max_position_embeddings position_embedding_type rotary_base rotary_percent
 rotary_interleaved rotary_seq_len_interpolation_factor use_rope_scaling rope_scaling_factor
-normalization norm_epsilon add_qkv_bias qk_layernorm window_size window_attn_skip_freq swiglu
-quick_geglu activation_func_clamp_value glu_linear_offset squared_relu quick_gelu openai_gelu
+normalization norm_epsilon add_qkv_bias qk_layernorm qk_l2_norm window_size window_attn_skip_freq
+swiglu quick_geglu activation_func_clamp_value glu_linear_offset squared_relu quick_gelu openai_gelu
 disable_bias_linear softmax_type
 untie_embeddings_and_output_weights num_experts multi_latent_attention hybrid_layer_pattern
 """
@@ -24,7 +24,7 @@ OF_EXPERTS = """
 moe_layer_freq moe_router_topk moe_ffn_hidden_size moe_shared_expert_intermediate_size
 moe_shared_expert_gate moe_router_score_function moe_router_pre_softmax
 moe_router_topk_scaling_factor moe_router_num_groups moe_router_group_topk
-moe_router_enable_expert_bias
+moe_router_enable_expert_bias moe_apply_probs_on_input
 """
 
 OF_LATENTS = "q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim"

@@ -61,6 +61,7 @@ def check_latents(config: Any) -> None:
     excluded = {
         "--group-query-attention": config.group_query_attention,
         "--add-qkv-bias": config.add_qkv_bias,
+        "--qk-l2-norm": config.qk_l2_norm,
         "--rotary-interleaved": config.rotary_interleaved,
         "--use-rope-scaling": config.use_rope_scaling,
     }

@@ -50,6 +50,9 @@ class MoEConfig:
     over the chosen ones."""
     moe_router_topk_scaling_factor: float | None = None
     """Factor of the scores of the chosen experts."""
+    moe_apply_probs_on_input: bool = False
+    """Multiply a token by its weight before the expert in place of after it (Llama 4); with
+    --moe-router-topk 1."""
     moe_router_num_groups: int | None = None
     """Number of groups of experts; a token visits only some of them (DeepSeek-V3)."""
     moe_router_group_topk: int | None = None
@@ -114,6 +117,11 @@ class MoEConfig:
             raise ConfigError(
                 "--moe-router-topk 1: a softmax over the one chosen expert is always 1, and the "
                 "router would learn nothing; add --moe-router-pre-softmax"
+            )
+        if self.moe_apply_probs_on_input and topk != 1:
+            raise ConfigError(
+                f"--moe-apply-probs-on-input needs --moe-router-topk 1, which is {topk}; give 1, "
+                "or leave the flag out"
             )
         if score == "sigmoid" and self.moe_router_pre_softmax:
             raise ConfigError(

@@ -60,6 +60,18 @@ class RMSNorm(nn.Module):
         return out.to(self.weight.dtype)
 
 
+class L2Norm(nn.Module):
+    """Division by the root mean square over the last dimension, without weights."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., size). Returns the same shape and dtype."""
+        return functional.rms_norm(x, x.shape[-1:], None, self.eps)
+
+
 NORMS: dict[str, type[LayerNorm | RMSNorm]] = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
 
 

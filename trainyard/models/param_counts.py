@@ -35,7 +35,7 @@ def whole_attention_params(config: Any) -> int:
 
 def _inner_norm_params(config: Any) -> int:
     """Of the norms of query and key heads, or of latents."""
-    if not config.qk_layernorm:
+    if config.qk_l2_norm or not config.qk_layernorm:
         return 0
     latent = config.latent
     width = (latent.q_lora_rank or 0) + latent.kv_lora_rank

@@ -20,6 +20,7 @@ from trainyard.conversion.huggingface.to_hf import split_qkv
 from trainyard.conversion.native import CheckpointSource
 from trainyard.errors import ConfigError
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.moe_config import MoEConfig
 
 SAME_LOGITS = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -40,6 +41,12 @@ LLAMA: dict[str, Any] = {
     "disable_bias_linear": True,
 }
 GROUPED = {"group_query_attention": True, "num_query_groups": 2, "kv_channels": 12}
+ON_INPUT = MoEConfig(
+    num_experts=4,
+    moe_router_topk=1,
+    moe_router_pre_softmax=True,
+    moe_apply_probs_on_input=True,
+)
 UNTIED = {"untie_embeddings_and_output_weights": True}
 
 
@@ -145,6 +152,8 @@ def test_qkv_rows_are_taken_by_query_group() -> None:
         ("Llama", {"rotary_percent": 0.5}, r"--rotary-percent 0\.5"),
         ("Llama", {"add_qkv_bias": True, "qk_layernorm": True}, "--add-qkv-bias, --qk-layernorm"),
         ("Llama", {"window_size": "7,0", "qk_layernorm": True}, "--qk-layernorm, --window-size"),
+        ("Llama", {"qk_l2_norm": True}, "--qk-l2-norm"),
+        ("Qwen3Moe", {"qk_layernorm": True, "moe": ON_INPUT}, "--moe-apply-probs-on-input"),
         ("Llama", {"rotary_interleaved": True}, "--rotary-interleaved"),
         ("Llama", {"apply_layernorm_1p": True}, "--apply-layernorm-1p"),
         ("Llama", {"softmax_type": "learnable"}, "--softmax-type learnable"),

@@ -99,6 +99,18 @@ LATENTS: dict[str, Any] = LLAMA | {
 }
 MORE_GPTS: dict[str, dict[str, Any]] = {
     "deepseek": LATENTS | {"moe": MoEConfig(num_experts=4, moe_router_topk=2, moe_layer_freq="2")},
+    "llama 4": LLAMA
+    | {
+        "qk_l2_norm": True,
+        "rotary_interleaved": True,
+        "moe": MoEConfig(
+            num_experts=4,
+            moe_router_topk=1,
+            moe_router_score_function="sigmoid",
+            moe_apply_probs_on_input=True,
+            moe_shared_expert_intermediate_size=16,
+        ),
+    },
     "gpt-oss": GPTS["mixtral"]
     | {
         "softmax_type": "learnable",

@@ -47,6 +47,7 @@ def test_a_llama_fits() -> None:
         {"disable_bias_linear": False},
         {"add_qkv_bias": True},
         {"qk_layernorm": True},
+        {"qk_l2_norm": True},
         {"window_size": "5,0"},
         {"softmax_type": "learnable"},
         {"rotary_percent": 0.5},

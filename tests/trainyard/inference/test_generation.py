@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainyard.inference.small_models import MORE_GPTS
 from tests.trainyard.inference.small_models import build as build_small
 from trainyard.errors import ConfigError
 from trainyard.inference.config import SamplingConfig
@@ -29,7 +30,7 @@ LLAMA: dict[str, Any] = {
     "group_query_attention": True,
     "num_query_groups": 2,
 }
-KINDS: dict[str, dict[str, Any]] = {"gpt": {}, "llama": LLAMA}
+KINDS: dict[str, dict[str, Any]] = {"gpt": {}, "llama": LLAMA, "llama 4": MORE_GPTS["llama 4"]}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
 

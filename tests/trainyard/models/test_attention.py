@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ SMALL: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "qwen": {"qk_layernorm": True, "add_qkv_bias": True, "disable_bias_linear": True},
+    "llama 4": {"qk_layernorm": True, "qk_l2_norm": True, "rotary_interleaved": True},
     "sink": {"softmax_type": "learnable"},
     "off-by-one": {"softmax_type": "off-by-one", "window_size": "5,0"},
     "window": {"window_size": "5,0", "window_attn_skip_freq": "2"},
@@ -86,6 +88,31 @@ def test_parameters_have_megatron_core_names() -> None:
         "linear_proj.bias": (32,),
     }
     assert not list(build(config(softmax_type="off-by-one")).core_attention.parameters())
+
+
+def test_heads_are_divided_by_the_root_of_their_mean_square() -> None:
+    """Of forward and backward pass; --qk-l2-norm replaces --qk-layernorm and its weights."""
+    settings = config(qk_l2_norm=True, qk_layernorm=True, norm_epsilon=0.1)
+    module, plain = build(settings), build(config())
+    plain.load_state_dict(module.state_dict())
+
+    def by_hand(heads: Tensor) -> Tensor:
+        return heads / torch.sqrt(heads.square().mean(-1, keepdim=True) + 0.1)
+
+    def split_heads(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = SelfAttention._split_heads(plain, qkv)
+        return by_hand(q), by_hand(k), v
+
+    rotary, results = rotary_of(settings, torch.arange(S)), []
+    with mock.patch.object(plain, "_split_heads", split_heads):
+        for layer in (module, plain):
+            x = some_input().requires_grad_()
+            out = layer(x, rotary)
+            wanted = [x, *layer.parameters()]
+            results.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
+    for found, right in zip(*results, strict=True):
+        assert_agree(found, right)
+    assert not torch.allclose(plain(some_input(), rotary), results[0][0])
 
 
 @pytest.mark.slow
@@ -204,6 +231,7 @@ def check_ranks(kind: str, tp: int, cp: int, comm_type: Any, sequence_parallel: 
 LAYOUTS = [
     ("plain", 2, 1, "p2p", False),
     ("qwen", 2, 1, "p2p", True),
+    ("llama 4", 2, 1, "p2p", True),
     ("sink", 2, 2, "p2p", True),
     ("qwen", 2, 2, "allgather", False),
     ("window", 1, 2, "allgather", False),

@@ -46,6 +46,7 @@ def gpt_oss_misfits(config: TransformerConfig) -> list[str]:
         ),
         "--apply-layernorm-1p": config.apply_layernorm_1p,
         "--qk-layernorm": config.qk_layernorm,
+        "--qk-l2-norm": config.qk_l2_norm,
         f"--softmax-type {config.softmax_type} (must be learnable)": (
             config.softmax_type != "learnable"
         ),

@@ -110,6 +110,8 @@ def unknown_to_all(config: TransformerConfig) -> dict[str, bool]:
     """Options that no class here has, and whether each is given."""
     return {
         "--apply-layernorm-1p": config.apply_layernorm_1p,
+        "--qk-l2-norm": config.qk_l2_norm,
+        "--moe-apply-probs-on-input": config.experts.moe_apply_probs_on_input,
         f"--softmax-type {config.softmax_type}": config.softmax_type != "vanilla",
     }
 

@@ -32,10 +32,10 @@ SAME_NAME = (
     *("yarn_beta_slow", "yarn_mscale", "yarn_mscale_all_dim"),
     *("yarn_correction_range_round_to_int", "normalization", "norm_epsilon"),
     *("apply_layernorm_1p", "fp32_residual_connection", "hidden_dropout", "attention_dropout"),
-    *("add_qkv_bias", "qk_layernorm", "softmax_type", "attention_softmax_in_fp32"),
+    *("add_qkv_bias", "qk_layernorm", "qk_l2_norm", "softmax_type"),
     *("apply_query_key_layer_scaling", "swiglu", "quick_geglu", "squared_relu", "openai_gelu"),
     *("bias_gelu_fusion", "untie_embeddings_and_output_weights", "init_method_std"),
-    *("embedding_init_method_std", "init_method_xavier_uniform"),
+    *("embedding_init_method_std", "init_method_xavier_uniform", "attention_softmax_in_fp32"),
 )
 """Fields of TransformerConfig that are arguments of the same name and meaning."""
 
@@ -49,7 +49,6 @@ FLOATS = (
 REFUSED: dict[str, tuple[Any, ...]] = {
     "moe_latent_size": (None, 0),
     "moe_use_legacy_grouped_gemm": (None, False),
-    "moe_apply_probs_on_input": (None, False),
     "mtp_use_repeated_layer": (None, False),
     "spec": (None, []),
     "retro_add_retriever": (None, False),
@@ -64,7 +63,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "linear_attention_freq": (None,),
     "apply_residual_connection_post_layernorm": (None, False),
     "no_rope_freq": (None, 0),
-    "qk_l2_norm": (None, False),
     "use_mup": (None, False),
     "attention_output_gate": (None, False),
     "enable_hyper_connections": (None, False),

@@ -22,6 +22,7 @@ OF_EXPERTS = (
     *("moe_router_dtype", "moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_grouped_gemm"),
     *("moe_router_enable_expert_bias", "moe_router_bias_update_rate"),
     *("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity", "moe_token_drop_policy"),
+    "moe_apply_probs_on_input",
 )
 """Fields of MoEConfig that are arguments of the same name and meaning."""
 

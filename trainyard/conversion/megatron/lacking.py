@@ -110,6 +110,7 @@ LEGACY_LACKS: dict[str, Callable[[TransformerConfig], bool]] = {
     "--multi-latent-attention": lambda config: config.latent.enabled,
     "--mtp-num-layers": lambda config: config.mtp.mtp_num_layers is not None,
     "--qk-layernorm": lambda config: config.qk_layernorm,
+    "--qk-l2-norm": lambda config: config.qk_l2_norm,
     "--softmax-type": lambda config: config.softmax_type != "vanilla",
     "--window-size": lambda config: config.window_size is not None,
     "--quick-geglu": lambda config: config.quick_geglu,

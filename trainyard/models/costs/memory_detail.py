@@ -272,7 +272,7 @@ def _layer_bytes(
         latents = (latent.q_lora_rank or 0) + latent.kv_lora_rank
         copies = 2 if config.qk_layernorm else 1  # before and after their norms
         attention += width * tp / between * copies * latents
-    elif config.qk_layernorm:
+    elif config.qk_layernorm or config.qk_l2_norm:
         attention += width * heads  # before their norms
     mlp = width * config.ffn_size * _mlp_tensors(config)
     residual = 4 if config.fp32_residual_connection else width

@@ -52,6 +52,9 @@ def _mixture(layer: MixtureOfExperts, x: Tensor) -> Tensor:
     tokens = x.flatten(0, 1)
     chosen, kept = layer.router(tokens, x.shape[1])
     moe = layer.moe
+    if moe.moe_apply_probs_on_input:  # one expert for each token, so its only row
+        tokens = (tokens * chosen.weights).to(tokens.dtype)
+        chosen = chosen._replace(weights=torch.ones_like(chosen.weights))
     assert moe.num_experts is not None
     pad = moe.moe_pad_expert_input_to_capacity
     out = through_experts(

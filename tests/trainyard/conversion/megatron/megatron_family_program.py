@@ -100,7 +100,10 @@ def gpt(args: argparse.Namespace, config: Any) -> torch.nn.Module:
     engine = args.transformer_impl == "transformer_engine"
     if config.num_moe_experts:
         spec = gpt_layer_specs.get_gpt_decoder_block_spec(
-            config, use_transformer_engine=engine, normalization=args.normalization
+            config,
+            use_transformer_engine=engine,
+            normalization=args.normalization,
+            qk_l2_norm=args.qk_l2_norm,
         )
     elif engine:
         spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(

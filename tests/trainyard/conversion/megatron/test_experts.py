@@ -45,6 +45,20 @@ CONFIG = GPTConfig(
     moe=MOE,
 )
 
+LLAMA4 = replace(
+    CONFIG,
+    qk_layernorm=True,
+    qk_l2_norm=True,
+    moe=MoEConfig(
+        num_experts=E,
+        moe_ffn_hidden_size=FFN,
+        moe_router_topk=1,
+        moe_router_score_function="sigmoid",
+        moe_apply_probs_on_input=True,
+        moe_shared_expert_intermediate_size=16,
+    ),
+)
+
 
 def weights(config: GPTConfig = CONFIG) -> dict[str, Tensor]:
     found = random_gpt(config).state_dict()
@@ -148,6 +162,20 @@ def test_what_is_written_reads_back(
         convert(checkpoint, tmp_path / "made", transformer_impl=impl, **degrees)
     with open_megatron(str(tmp_path / "made")) as source:
         assert source.config.experts.num_experts == E
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(source.read(f"model.{name}"), tensor), name
+
+
+@pytest.mark.parametrize("impl", ["local", "transformer_engine"])
+def test_a_model_like_llama_4_reads_back(impl: Any, tmp_path: Path) -> None:
+    model = random_gpt(LLAMA4)
+    save_gpt(str(tmp_path / "run"), model)
+    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
+        convert(checkpoint, tmp_path / "made", transformer_impl=impl, tp=2, ep=2)
+    with open_megatron(str(tmp_path / "made")) as source:
+        assert source.config.qk_l2_norm
+        assert source.config.experts.moe_apply_probs_on_input
+        assert source.specs.keys() == {f"model.{name}" for name in model.state_dict()}
         for name, tensor in model.state_dict().items():
             assert torch.equal(source.read(f"model.{name}"), tensor), name
 

@@ -58,6 +58,7 @@ FAMILIES: dict[str, Callable[[], Sample]] = {
     ),
     "experts-local": partial(gpt, MIXTRAL),
     "experts-in-some-layers": partial(gpt, test_experts.CONFIG),
+    "llama-4": partial(gpt, test_experts.LLAMA4),
     "gpt-oss": partial(gpt, test_latent.CONFIGS["gpt-oss"]),
     "latent": partial(gpt, LATENT),
     "latent-queries-of-tokens": partial(gpt, test_latent.CONFIGS["queries of tokens"]),

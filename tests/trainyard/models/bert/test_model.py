@@ -118,6 +118,8 @@ def test_impossible_options_are_refused() -> None:
         BertConfig(**SIZES, num_tokentypes=0)
     with pytest.raises(ConfigError, match="--num-tokentypes must be at least 0, got -1"):
         BertConfig(**SIZES, num_tokentypes=-1, bert_binary_head=False)
+    with pytest.raises(ConfigError, match="--qk-l2-norm is for --model-type gpt"):
+        BertConfig(**SIZES, qk_l2_norm=True)
     with pytest.raises(ConfigError, match="--recompute-modules layernorm"):
         BertConfig(
             **SIZES,

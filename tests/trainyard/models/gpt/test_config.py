@@ -10,6 +10,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.costs.flops import flops_per_token
 from trainyard.models.costs.memory_detail import detailed_memory
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.latent_config import LatentConfig
 from trainyard.models.moe_config import MoEConfig
 from trainyard.models.parallel_layout import ParallelLayout
 
@@ -166,6 +167,7 @@ def test_windows_skip_layers(frequency: str | None, windows: list[bool]) -> None
         ),
         ({"yarn_beta_fast": 0.5}, "--yarn-beta-fast"),
         ({"use_flash_attn": True, "attention_backend": "unfused"}, "--use-flash-attn contradicts"),
+        ({"qk_l2_norm": True, "mla": LatentConfig(multi_latent_attention=True)}, "no --qk-l2-norm"),
         ({"recompute_num_layers": 1}, "need --recompute-granularity full"),
         (
             {"recompute_granularity": "full", "recompute_num_layers": 3},

@@ -29,6 +29,7 @@ LLAMA = small_gpt.LLAMA | {"untie_embeddings_and_output_weights": True}
 QWEN = LLAMA | {"add_qkv_bias": True, "rotary_percent": 0.5, "kv_channels": 32}
 BARE = {"position_embedding_type": "none", "untie_embeddings_and_output_weights": True}
 QWEN3 = LLAMA | {"qk_layernorm": True, "apply_layernorm_1p": True}
+LLAMA4 = QWEN3 | {"qk_l2_norm": True}
 YARN = LLAMA | {
     "position_embedding_type": "yarn",
     "yarn_rotary_scaling_factor": 4.0,
@@ -43,6 +44,7 @@ KINDS = {
     "qwen": QWEN,
     "bare": BARE,
     "qwen3": QWEN3,
+    "llama 4": LLAMA4,
     "yarn": YARN,
     "sinks": SINKS,
     "lean": LEAN,

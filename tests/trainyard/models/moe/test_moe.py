@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -25,6 +26,11 @@ from trainyard.testing.tolerances import FP32_SUM_ORDER
 
 E, K, T, H = 4, 2, 24, 32
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "init_method_std": 0.2}
+LLAMA4: dict[str, Any] = {
+    "moe_router_topk": 1,
+    "moe_router_score_function": "sigmoid",
+    "moe_apply_probs_on_input": True,
+}
 
 
 def config(**moe: Any) -> GPTConfig:
@@ -65,6 +71,51 @@ def one_by_one(layer: MixtureOfExperts, x: Tensor) -> Tensor:
 def test_every_token_gets_the_weighted_sum_of_its_experts() -> None:
     layer, x = mixture(), tokens()
     torch.testing.assert_close(layer(x), one_by_one(layer, x), **FP32_SUM_ORDER)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"moe_expert_capacity_factor": 0.5},
+        {"moe_expert_capacity_factor": 0.5, "moe_pad_expert_input_to_capacity": True},
+    ],
+    ids=["dropless", "capacity", "padded"],
+)
+def test_weights_on_the_input_change_what_the_experts_see(more: dict[str, Any]) -> None:
+    """Forward and backward; no other weight follows, and the shared expert sees the plain token."""
+    layer = mixture(**LLAMA4, **more, moe_shared_expert_intermediate_size=16)
+    assert layer.shared_experts is not None
+    x = tokens().requires_grad_()
+    chosen, kept = layer.router(x.flatten(0, 1), x.shape[1])
+    scaled = x.flatten(0, 1) * chosen.weights
+    w1, w2 = layer.experts.linear_fc1.weight, layer.experts.linear_fc2.weight
+    gate, up = torch.einsum("tfh,th->tf", w1[chosen.experts[:, 0]], scaled).chunk(2, -1)
+    of_experts = torch.einsum("thf,tf->th", w2[chosen.experts[:, 0]], functional.silu(gate) * up)
+    if kept is not None:
+        assert not kept.all()
+        of_experts = of_experts * kept
+    right, found = of_experts.view_as(x) + layer.shared_experts(x), layer(x)
+    torch.testing.assert_close(found, right, **FP32_SUM_ORDER)
+    wanted = [x, *layer.parameters()]
+    grads = [torch.autograd.grad(out.square().sum(), wanted) for out in (found, right)]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, **FP32_SUM_ORDER)
+
+
+def test_weights_before_and_after_linear_experts_are_the_same() -> None:
+    before = mixture(**LLAMA4)
+    after = mixture(**LLAMA4 | {"moe_apply_probs_on_input": False})
+    assert not torch.allclose(before(tokens()), after(tokens()))  # theirs are not linear
+    results = []
+    for layer in (before, after):
+        x = tokens().requires_grad_()
+        with mock.patch.object(layer.experts, "forward", lambda rows, counts: rows):
+            out = layer(x)
+        wanted = [x, layer.router.weight]
+        results.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, **FP32_SUM_ORDER)
 
 
 @pytest.mark.parametrize("k", [2, 4])

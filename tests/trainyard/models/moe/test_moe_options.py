@@ -25,6 +25,7 @@ GROUPS = {"moe_router_num_groups": 4, "moe_router_group_topk": 2}
         ({"num_experts": 5000}, "--num-experts must be at most 4096"),
         ({"moe_router_topk": 9}, r"--moe-router-topk \(9\) must be from 1 to --num-experts \(8\)"),
         ({"moe_router_topk": 1}, "add --moe-router-pre-softmax"),
+        ({"moe_apply_probs_on_input": True}, r"needs --moe-router-topk 1, which is 2"),
         ({**SIGMOID, "moe_router_pre_softmax": True}, "has no meaning with .* sigmoid"),
         ({"moe_router_enable_expert_bias": True}, "needs --moe-router-score-function sigmoid"),
         ({"moe_router_num_groups": 4}, "belong together"),

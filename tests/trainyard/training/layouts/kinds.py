@@ -96,6 +96,21 @@ KINDS |= {
         )
     },
 }
+KINDS["llama 4"] = KINDS["llama"] | {
+    "qk_l2_norm": True,
+    "rotary_interleaved": True,
+    "moe": MoEConfig(
+        num_experts=4,
+        moe_ffn_hidden_size=24,
+        moe_router_topk=1,
+        moe_router_score_function="sigmoid",
+        moe_apply_probs_on_input=True,
+        moe_router_load_balancing_type="seq_aux_loss",
+        moe_aux_loss_coeff=0.02,
+        moe_shared_expert_intermediate_size=16,
+        moe_token_dispatcher_type="alltoall",
+    ),
+}
 LATENTS: dict[str, Any] = {
     "position_embedding_type": "rope",
     "normalization": "RMSNorm",

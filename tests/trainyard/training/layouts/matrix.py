@@ -31,7 +31,7 @@ END = "<!-- end of what is generated -->"
 
 FAMILIES = {
     "GPT": ("gpt", "llama"),
-    "GPT, experts": ("mixtral", "deepseek moe", "gpt moe", "gpt-oss"),
+    "GPT, experts": ("mixtral", "deepseek moe", "llama 4", "gpt moe", "gpt-oss"),
     "GPT, latent attention": (
         *("latent", "latent queries of tokens", "deepseek v3", "predicting deepseek"),
     ),

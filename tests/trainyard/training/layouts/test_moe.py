@@ -38,6 +38,7 @@ CUTS = [
     Cut(kind="gpt moe", num_layers=2, dp=4, ep=2, reduction="overlap", recompute="full"),
     Cut(kind="gpt moe", num_layers=2, tensor="tp2 sp", dp=2, ep=2),
     Cut(kind="gpt moe", num_layers=2, tensor="tp2 sp", dp=2, ep=1, etp=4, reduction="zero"),
+    Cut(kind="llama 4", num_layers=2, tensor="tp2 sp", dp=2, ep=2, reduction="zero"),
     Cut(kind="gpt-oss", num_layers=2, tensor="tp2 sp", dp=2, ep=2, reduction="zero"),
     Cut(kind="gpt-oss", num_layers=2, context="allgather", ep=2, recompute="selective"),
     Cut(kind="gpt-oss", num_layers=4, pp=2, context="a2a", ep=2, recompute="full"),
