@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trainyard.artifacts import inputs, store
-from trainyard.artifacts.by_version import remembered
 from trainyard.artifacts.digest import LARGE, digest_bytes
 from trainyard.artifacts.manifest import DAMAGED, check_digest
 from trainyard.corpus.layout import Tokens
@@ -94,26 +93,14 @@ def map_listed(url: str, record: store.FileRecord | None, options: CacheOptions)
     """The bytes of a whole file, mapped; a remote one is copied to this node once.
 
     Raises ArtifactError if it is not the file of its record in a manifest (None: it has none)."""
-    copies: list[int] = []
-
-    def open_copy(copy: Path) -> Tokens:
-        copies.append(copy.stat().st_ino)
-        return map_file(copy)
-
     path = store.local_path(url)
     if path is None:
-        raw = fetch_whole(url, options, open_copy)
-    else:
-        raw = map_file(inputs.fetch(url, path.parent))
+        return fetch_whole(url, options, map_file, record)
+    raw = map_file(inputs.fetch(url, path.parent))
     if record is not None:
         # A large file is read once in this version, not by every process of every run.
-        if record.size_bytes < LARGE:
-            digest = digest_bytes(raw.data)
-        elif path is not None:
-            digest = inputs.raw_digest(url)
-        else:
-            of_copy = f"digest of copy {copies[-1]}"
-            digest = str(remembered(url, of_copy, lambda: digest_bytes(raw.data)))
+        is_large = record.size_bytes >= LARGE
+        digest = inputs.raw_digest(url) if is_large else digest_bytes(raw.data)
         check_digest(url, record, digest)
     return raw
 

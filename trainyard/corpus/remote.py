@@ -20,7 +20,8 @@ import numpy as np
 
 from trainyard.artifacts import store
 from trainyard.artifacts.by_version import cache_folder
-from trainyard.artifacts.digest import SHORT, digest_bytes
+from trainyard.artifacts.digest import SHORT, digest_bytes, hasher
+from trainyard.artifacts.manifest import check_digest
 from trainyard.corpus.blocks import BlockFolder
 from trainyard.corpus.layout import Tokens
 from trainyard.errors import ConfigError
@@ -229,14 +230,23 @@ class LazyArray:
 # --- whole files ------------------------------------------------------------------------------
 
 
-def fetch_whole(url: str, options: CacheOptions, open_file: Callable[[Path], Tokens]) -> Tokens:
+def fetch_whole(
+    url: str,
+    options: CacheOptions,
+    open_file: Callable[[Path], Tokens],
+    record: store.FileRecord | None = None,
+) -> Tokens:
     """A remote file, copied to the node once and opened there; it stays open if the copy is
-    removed.
+    removed. record: what a manifest lists; the copy is compared with it as it is made, and has a
+    name of its own.
 
-    Raises ConfigError for a file that is larger than the cache."""
+    Raises ConfigError for a file that is larger than the cache, ArtifactError for one that is not
+    the file of its record."""
     info = store.info(url)
-    write = partial(_download, store.SourceFile(url, info.size_bytes, info.version))
-    return kept_whole(url, _key(url, info, 0), info.size_bytes, options, write, open_file)
+    name = "whole" if record is None else f"whole-{digest_bytes(record.digest.encode())[:SHORT]}"
+    write = partial(_download, store.SourceFile(url, info.size_bytes, info.version), record)
+    key = _key(url, info, 0)
+    return kept_whole(url, key, info.size_bytes, options, write, open_file, name)
 
 
 def kept_whole(
@@ -246,6 +256,7 @@ def kept_whole(
     options: CacheOptions,
     write: Callable[[BinaryIO], object],
     open_file: Callable[[Path], Tokens],
+    name: str = "whole",
 ) -> Tokens:
     """A file of the cache, opened; `write` makes it if it is missing. It stays open if it is
     removed there. url: what it is a copy of, for messages. key: follows from its contents.
@@ -257,7 +268,7 @@ def kept_whole(
             f"{options.folder}, to which it must be copied; raise --object-storage-cache-size-mb "
             f"({options.max_bytes >> 20}) above {size_bytes >> 20}"
         )
-    path = options.blocks.path(key, "whole")
+    path = options.blocks.path(key, name)
     for _ in range(3):
         try:
             found = open_file(path)
@@ -272,6 +283,10 @@ def kept_whole(
     )
 
 
-def _download(source: store.SourceFile, file: BinaryIO) -> None:
+def _download(source: store.SourceFile, record: store.FileRecord | None, file: BinaryIO) -> None:
+    digest = hasher()
     for block in store.read_files([source]):
+        digest.update(block)
         file.write(block)
+    if record is not None:
+        check_digest(source.url, record, digest.hexdigest())

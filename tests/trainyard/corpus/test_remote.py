@@ -11,7 +11,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 
 from trainyard.artifacts import store
-from trainyard.artifacts.digest import LARGE, digest_bytes
+from trainyard.artifacts.digest import digest_bytes
 from trainyard.corpus import remote
 from trainyard.corpus.blocks import BlockFolder
 from trainyard.corpus.readers import map_file, map_listed
@@ -322,33 +321,23 @@ def test_a_file_larger_than_the_cache_is_read_after_the_raise_that_the_error_ask
     assert len(fetch_whole(str(url), cache_options(raised), map_file)) == size
 
 
-def test_a_large_copy_is_compared_with_its_record_once(
-    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_copy_is_compared_with_its_record_as_it_is_made(
+    s3_url: str, tmp_path: Path, reads: list[tuple[int, int]]
 ) -> None:
-    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
-    digested: list[int] = []
-    monkeypatch.setattr("trainyard.corpus.readers.digest_bytes", counted(digested))
-    data, url = bytes(LARGE), store.join(s3_url, "a.idx")
+    url = store.join(s3_url, "a.idx")
     with store.open_output(url) as out:
-        out.write(data)
-    roomy = options(tmp_path, max_bytes=2 * LARGE)
+        out.write(DATA)
+    right = out.record
+    assert right is not None
+    assert fetch_whole(url, options(tmp_path), map_file).tobytes() == DATA  # one without a record
     for _ in range(2):
-        assert map_listed(url, out.record, roomy).nbytes == LARGE
-    assert digested == [LARGE]
-    (copy,) = tmp_path.rglob("whole")
-    damaged = tmp_path / "damaged"
-    damaged.write_bytes(b"?" + data[1:])
-    damaged.replace(copy)
-    with pytest.raises(ArtifactError, match=r"a\.idx"):
-        map_listed(url, out.record, roomy)
-
-
-def counted(sizes: list[int]) -> Callable[[Any], str]:
-    def digest(data: Any) -> str:
-        sizes.append(len(data))
-        return digest_bytes(data)
-
-    return digest
+        assert map_listed(url, right, options(tmp_path)).tobytes() == DATA
+    assert len(reads) == 2
+    wrong = replace(right, digest=digest_bytes(b"another"))
+    for _ in range(2):
+        with pytest.raises(ArtifactError, match=r"a\.idx: digest"):
+            map_listed(url, wrong, options(tmp_path))
+    assert len([*tmp_path.rglob("whole*")]) == 2
 
 
 def test_a_fork_under_the_lock_does_not_keep_the_lock(tmp_path: Path) -> None:
