@@ -78,14 +78,15 @@ class DelayedScaling:
 
 
 def known_or_own(scale: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """A scale of past steps, or that of the tensor's own maximum if there is none; () fp32."""
+    """A scale of past steps, or that of the tensor's own maximum if there is none; () fp32. In the
+    first step each rank scales its part of a tensor so, as with `tensorwise`."""
     return torch.where(scale > 0, scale, scale_of(largest, dtype))
 
 
 @torch.no_grad()
 def advance_all(scalings: Sequence[DelayedScaling], group: ProcessGroup | None) -> None:
-    """End a step for all linear maps of a pipeline stage: maxima are over its ranks, so that each
-    tensor has one scale, however it is cut. group: these ranks; all call it together."""
+    """End a step for all linear maps of a pipeline stage: maxima are over its ranks, so that from
+    then on each tensor has one scale, however it is cut. group: these ranks; all call it together."""
     if not scalings:
         return
     largest = torch.cat([scaling.largest for scaling in scalings])

@@ -204,7 +204,9 @@ def _product(
         part_at = parts_ptr + row[:, None] * num_channels + channel[None, :]
         tl.store(part_at + split * size, sums, mask=is_row[:, None])
         tl.debug_barrier()
-        # Programs start in the order of their numbers, so those that wait here have all started.
+        # Programs that share a tile have neighbouring numbers (the first axis of the grid), at most
+        # MOST_SPLITS. GPUs start programs in the order of their numbers, which CUDA does not
+        # promise: of a tile that waits here all run, or start as soon as another tile ends.
         arrived = tl.atomic_add(done_ptr + tile, 1, sem="acq_rel") + 1
         while arrived < splits:
             arrived = tl.atomic_add(done_ptr + tile, 0, sem="acquire")

@@ -317,7 +317,8 @@ def test_a_file_larger_than_the_cache_is_read_after_the_raise_that_the_error_ask
     assert said is not None
     option, now, above = said[1].replace("-", "_"), int(said[2]), int(said[3])
     assert getattr(data, option) == now == above
-    raised = replace(data, **{option: above + 1})
+    assert option == "object_storage_cache_size_mb"
+    raised = replace(data, object_storage_cache_size_mb=above + 1)
     assert len(fetch_whole(str(url), cache_options(raised), map_file)) == size
 
 
