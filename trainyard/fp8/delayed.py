@@ -86,7 +86,7 @@ def known_or_own(scale: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
 @torch.no_grad()
 def advance_all(scalings: Sequence[DelayedScaling], group: ProcessGroup | None) -> None:
     """End a step for all linear maps of a pipeline stage: maxima are over its ranks, so that from
-    then on each tensor has one scale, however it is cut. group: these ranks; all call it together."""
+    then on each tensor has one scale, however it is cut. group: these ranks; all call it."""
     if not scalings:
         return
     largest = torch.cat([scaling.largest for scaling in scalings])
