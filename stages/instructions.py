@@ -25,7 +25,7 @@ from trainyard.datasets.fine_tuning.conversations import ConversationFile
 from trainyard.datasets.fine_tuning.instruct_retro import Converted, converted
 from trainyard.datasets.fine_tuning.squad import squad_records
 from trainyard.datasets.splits import split_documents
-from trainyard.errors import DataError, TrainyardError
+from trainyard.errors import ConfigError, DataError, TrainyardError
 from trainyard.logging import one_line
 
 FILES = ("{}_QA_train.json", "{}_QA_dev.json", "test.json")
@@ -43,9 +43,12 @@ def main(words: Sequence[str]) -> int:
     our_logging.configure()
     try:
         parts = divided(read(options.files, options.name), options.split, options.seed)
-        for file, records in zip(FILES, parts, strict=True):
+        folder = join(options.data_folder, options.name)
+        names = [file.format(options.name) for file in FILES]
+        refuse_leftovers(folder, [n for n, part in zip(names, parts, strict=True) if not part])
+        for name, records in zip(names, parts, strict=True):
             if records:
-                url = join(options.data_folder, options.name, file.format(options.name))
+                url = join(folder, name)
                 store.write_bytes(url, as_json(records))
                 print(one_line(f"{len(records):,} records in {url}"))
     except TrainyardError as error:
@@ -79,6 +82,16 @@ def divided(found: list[Converted], split: str, seed: int) -> list[Converted]:
     random.Random(seed).shuffle(found)
     parts = [split_documents(len(found), bounds) for bounds in parse_split(split)]
     return [[one for number in part for one in found[number]] for part in parts]
+
+
+def refuse_leftovers(folder: str, names: Sequence[str]) -> None:
+    """Raise ConfigError for files of parts without records: those of an earlier call with another
+    --split may have records of this call's training, and tunings would read them."""
+    if found := store.existing(folder, names):
+        raise ConfigError(
+            f"{folder} has {' and '.join(found)}, for which --split leaves no records; delete it, "
+            "or give another --name or --data-folder"
+        )
 
 
 def as_json(records: Converted) -> bytes:

@@ -43,6 +43,9 @@ class FaissQueryConfig(FolderInShares):
     """Lists that the graph of a coarse quantizer considers, nprobe at least."""
     retro_query_nprobe: int | None = None
     """Lists that a search visits; default: that of the index, chosen by its recall."""
+    retro_query_gpus: Literal["all"] | None = None
+    """all: search on all GPUs of the machine, with a build of faiss for them; default: the CPU.
+    Neighbours at nearly equal distances may change places."""
     retro_block_size: int = 100000
     """Chunks of a block: a file, and what a killed run keeps."""
     retro_exclude_evaluation: tuple[str, ...] = location(())
@@ -84,6 +87,11 @@ class FaissQueryConfig(FolderInShares):
         if part is not None and not 0 < part <= 1:
             raise ConfigError(
                 f"--retro-task-validate is a share of the blocks, above 0 and at most 1, got {part}"
+            )
+        if part is not None and self.retro_query_gpus is not None:
+            raise ConfigError(
+                "--retro-task-validate compares neighbours one by one, and on GPUs those at nearly "
+                "equal distances may change places: a table of --retro-query-gpus is not validated"
             )
         if part is not None and self.world_size is not None:
             raise ConfigError("--retro-task-validate checks a whole output; leave --world-size out")

@@ -29,7 +29,6 @@ from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.database_sources import find_datasets
 from trainyard.retrieval.hdf5 import merged_name
 from trainyard.retrieval.index_document import IndexDocument, read_index_document
-from trainyard.retrieval.index_gpus import copied
 from trainyard.retrieval.neighbors import DOCUMENT, NeighborsDocument
 from trainyard.retrieval.pretraining_chunks import SamplesIdentity
 from trainyard.retrieval.shards import open_shards
@@ -61,7 +60,7 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     else:
         check_memory(config, blocks.dimensions, document, database)
         of_block = BlockSearch(
-            search=_open_search(config, stage, document, database),
+            search=open_search(config, stage, document, database),
             embeddings=blocks,
             rules=rules,
             num_kept=config.retro_query_num_neighbors_save,
@@ -92,15 +91,16 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     }
 
 
-def _open_search(
+def open_search(
     config: FaissQueryConfig, stage: StageRun, document: IndexDocument, database: ChunkDatabase
 ) -> Search:
+    """The index with the settings of the search, on GPUs where they are asked for."""
     index = open_shards(config.index, document, stage.scratch)
     found = min(config.retro_query_num_neighbors_query, len(database))
     nprobe = _nprobe(config, document)
-    lists = min(nprobe, document.num_lists)
-    on_gpus = copied(index.parts[0], found, lists) if len(index.parts) == 1 else None
-    return Search(index, nprobe, config.retro_query_ef_search, found, on_gpus)
+    ef_search = config.retro_query_ef_search
+    on_gpus = index.on_gpus(found, nprobe, ef_search) if config.retro_query_gpus else None
+    return Search(index, nprobe, ef_search, found, on_gpus)
 
 
 def _nprobe(config: FaissQueryConfig, document: IndexDocument) -> int:

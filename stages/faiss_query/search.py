@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from trainyard.retrieval.neighbor_filter import DocumentChunks, OwnChunks, keep_
 from trainyard.retrieval.pretraining_chunks import PretrainingChunks
 from trainyard.retrieval.shards import Shards
 from trainyard.retrieval.vectors import EmbeddingBlocks, Vectors
+
+log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -48,7 +51,7 @@ class Counts(NamedTuple):
         return Counts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Search:
     """An index with the settings of a search."""
 
@@ -57,12 +60,16 @@ class Search:
     ef_search: int
     num_found: int
     on_gpus: OnGpus | None = None
-    """A copy of the index, which then answers."""
+    """A copy of the index, which answers until it fails."""
 
     def __call__(self, vectors: Vectors) -> tuple[Floats, Ints]:
         """Distances and chunks, both (n, found), nearest first; -1 where there are no more."""
         if self.on_gpus is not None:
-            return self.on_gpus.search(vectors, self.num_found)
+            try:
+                return self.on_gpus.search(vectors, self.num_found)
+            except RuntimeError as error:  # such as no memory for what a search takes
+                log.warning("searching on the CPU from now on: the GPUs failed: %s", error)
+                self.on_gpus = None
         return self.index.search(vectors, self.num_found, self.nprobe, self.ef_search)
 
     def milliseconds(self, vectors: Vectors) -> float:

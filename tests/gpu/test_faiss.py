@@ -14,6 +14,7 @@ pytest.importorskip("faiss")
 from tests.trainyard.retrieval.embedded import clustered
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.index_gpus import copied, num_gpus
+from trainyard.retrieval.shards import Shards
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +25,7 @@ pytestmark = [
 
 VECTORS = clustered(20_000, 64)
 QUERIES = clustered(500, 64)
-K, NPROBE = 20, 8
+K, NPROBE, EF_SEARCH = 20, 8, 256
 ALIKE = 0.99
 """Of the ids: roundings exchange neighbours at nearly equal distances."""
 
@@ -36,11 +37,10 @@ def test_a_search_on_gpus_finds_what_the_cpu_finds(index_str: str) -> None:
     index = faiss_index.create(64, index_str)
     faiss_index.train(index, VECTORS)
     faiss_index.add_codes(index, faiss_index.encode(index, VECTORS))
-    nprobe = min(NPROBE, faiss_index.facts(index).num_lists)
-    on_gpus = copied(index, K, nprobe)
+    on_gpus = Shards((index,)).on_gpus(K, NPROBE, EF_SEARCH)
     assert on_gpus is not None
     found, theirs = on_gpus.search(QUERIES, K)
-    distances, ids = faiss_index.search(index, QUERIES, K, NPROBE, 256)
+    distances, ids = faiss_index.search(index, QUERIES, K, NPROBE, EF_SEARCH)
     same = [len(set(a) & set(b)) / K for a, b in zip(theirs.tolist(), ids.tolist(), strict=True)]
     assert np.mean(same) > ALIKE
     np.testing.assert_allclose(found[:, 0], distances[:, 0], rtol=1e-2, atol=1e-2)

@@ -295,6 +295,7 @@ def test_a_leak_is_found_before_the_table_is_published(
         ({"retro_gpt_chunk_length": 4}, "holds 96 vectors|have 8 tokens; give that"),
         ({"retro_gpt_chunk_length": 5}, r"--seq-length \(32\) must be divisible by"),
         ({"mock_data": True, "data_path": []}, "--mock-data has no documents"),
+        ({"retro_query_gpus": "all", "retro_task_validate": 1.0}, "-gpus is not validated"),
     ],
 )
 def test_mistakes_are_refused(

@@ -149,6 +149,24 @@ def test_a_tuning_reads_what_was_written(
     assert tokenizer.decode(targets[targets != IGNORED].tolist()) == f" {ANSWERED}"
 
 
+def test_no_record_of_training_stays_in_the_validation_of_an_earlier_split(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "a.jsonl", *SAME.values())
+    words = [source, "--name", "open_inst", "--data-folder", str(tmp_path / "D"), "--split"]
+    assert main([*words, "50,50,0"]) == 0
+    place = tmp_path / "D/open_inst"
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    capsys.readouterr()
+    assert main([*words, "100,0,0"]) == 2
+    said = capsys.readouterr().err
+    assert f"{place} has open_inst_QA_dev.json, for which --split leaves no records" in said
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+    (place / "open_inst_QA_dev.json").unlink()
+    assert main([*words, "100,0,0"]) == 0
+    assert len(json.loads((place / "open_inst_QA_train.json").read_bytes())) == len(SAME)
+
+
 @pytest.mark.parametrize(
     ("file", "least"),
     [

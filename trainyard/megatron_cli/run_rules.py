@@ -18,6 +18,13 @@ STOPPING = (signals.SIGTERM, signals.SIGINT, signals.SIGUSR1)
 
 WEIGHTS_ALONE = "--finetune loads only the weights anyway"
 
+NO_NEIGHBORS = "instruction data has no neighbours in a project"
+
+PROJECT = ("retro-project-dir", "retro-workdir")
+LENGTH = ("train-iters", "train-steps")
+DOCUMENTS = ("config", "yaml-cfg")
+"""Files that may set any option."""
+
 
 def _logging_level(line: CommandLine, option: Option) -> list[Option]:
     if option.value not in LEVELS:
@@ -115,25 +122,35 @@ def _data_folder(line: CommandLine, option: Option) -> list[Option]:
 
 
 def _retro_cyclic_train_iters(line: CommandLine, option: Option) -> list[Option]:
-    """The length of a tuning, whatever --train-iters says, as in Megatron-LM's training loop."""
-    order = line.last("dataloader-type", "config", "yaml-cfg")
+    """The length of a tuning. Megatron-LM puts it in place of --train-iters where there is a
+    project, once its scheduler is made: the learning rate decays over --train-iters."""
+    order = line.last("dataloader-type", *DOCUMENTS)
     if order is None or (order.name == "dataloader-type" and order.value != "cyclic"):
         line.ignore(option, "it only applies with --dataloader-type cyclic")
+        return []
+    # A tuning's project is among the ignored options if it came first.
+    if line.last(*PROJECT, *DOCUMENTS) is None and NO_NEIGHBORS not in line.ignored:
+        line.ignore(option, "it only applies with --retro-project-dir")
         return []
     if not _is_tuning(line):
         raise ConfigError(
             f"{option.given} is not supported: a table of neighbours is of the samples of the "
             "whole run; give its length as --train-iters, here and to faiss_query"
         )
-    line.options = [o for o in line.options if o.name not in ("train-iters", "train-steps")]
+    before = line.last(*LENGTH)
+    line.options = [o for o in line.options if o.name not in LENGTH]
     line.remarks.append(f"{option.given}: the same as --train-iters {option.value}")
-    return [Option(option.given, "train-iters", option.values)]
+    length = Option(option.given, "train-iters", option.values)
+    if before is None or line.last("lr-decay-iters", "lr-decay-samples", *DOCUMENTS) is not None:
+        return [length]
+    line.remarks.append(f"{before.given}: the same as --lr-decay-iters {before.value}")
+    return [length, Option(before.given, "lr-decay-iters", before.values)]
 
 
 def _retro_project_dir(line: CommandLine, option: Option) -> list[Option]:
     if not _is_tuning(line):
         return [option]
-    line.ignore(option, "instruction data has no neighbours in a project")
+    line.ignore(option, NO_NEIGHBORS)
     return []
 
 

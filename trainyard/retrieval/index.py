@@ -199,6 +199,13 @@ def search(
     """Squared distances and ids of the k nearest, both [queries, k]; id -1 where none was found.
 
     nprobe: lists that are searched, all at most. ef_search: of the graph, where there is one."""
+    set_up(index, k, nprobe, ef_search)
+    distances, ids = index.search(queries, k)
+    return distances, ids
+
+
+def set_up(index: Any, k: int, nprobe: int, ef_search: int) -> None:
+    """Give the index the settings of such searches."""
     lists = inverted_file(index)
     space = faiss.ParameterSpace()
     if lists is not None:
@@ -209,8 +216,6 @@ def search(
             space.set_index_parameter(index, "quantizer_efSearch", wide)
     elif is_graph(index):
         space.set_index_parameter(index, "efSearch", max(ef_search, k))
-    distances, ids = index.search(queries, k)
-    return distances, ids
 
 
 def is_graph(index: Any) -> bool:

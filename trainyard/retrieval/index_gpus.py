@@ -50,8 +50,10 @@ def copied(index: Any, k: int, nprobe: int) -> OnGpus | None:
     """A copy on all GPUs for such searches; None without GPUs, and where faiss has no kernel for
     them or the GPUs no room.
 
+    index: set up for such searches; the graph that finds its lists stays as it is, on the CPU.
     nprobe: lists to search; 0 for an index without."""
     if not num_gpus():
+        log.warning("searching on the CPU: faiss is built without GPUs, or finds none")
         return None
     if max(k, nprobe) > MOST:
         log.info("searching on the CPU: k=%d nprobe=%d above %d", k, nprobe, MOST)

@@ -6,6 +6,7 @@ in the order of ids, as faiss has them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,11 @@ from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.index_document import DOCUMENT, IndexDocument, shard_names
+from trainyard.retrieval.index_gpus import OnGpus, copied
 from trainyard.retrieval.recall import NOTHING
 from trainyard.retrieval.vectors import Vectors
+
+log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 
@@ -47,6 +51,16 @@ class Shards:
             found.append(search_part(part, first, queries, k, nprobe, ef_search))
             first += int(part.ntotal)
         return nearest_of(found, k)
+
+    def on_gpus(self, k: int, nprobe: int, ef_search: int) -> OnGpus | None:
+        """A copy on all GPUs for such searches; None where the CPU has to search, which the log
+        explains."""
+        if len(self.parts) > 1:
+            log.warning("searching on the CPU: the index is in %d files", len(self.parts))
+            return None
+        (index,) = self.parts
+        faiss_index.set_up(index, k, nprobe, ef_search)
+        return copied(index, k, min(nprobe, faiss_index.facts(index).num_lists))
 
     def list_sizes(self) -> Ints | None:
         """Vectors in each list, over all shards; None without lists."""

@@ -134,6 +134,7 @@ def test_the_tuning_of_the_script_is_as_long_as_its_cyclic_iterations() -> None:
     words = " ".join(said.arguments)
     assert "--train-iters 1000" in words
     assert "--train-iters 700" not in words
+    assert "--lr-decay-iters 700" in words, "the scheduler there is made of --train-iters"
     assert "--train-data-path 1.0 d/open_inst/open_inst_QA_train.json" in words
     assert not {"--retro-project-dir", "--retro-workdir"} & set(said.arguments)
     assert any(line.startswith("--retro-workdir: ignored: ") for line in said.remarks)
@@ -146,3 +147,26 @@ def test_cyclic_iterations_are_of_the_cyclic_order_alone() -> None:
     cyclic = "--retro-cyclic-train-iters 5 --dataloader-type cyclic --retro-project-dir p"
     with pytest.raises(ConfigError, match="give its length as --train-iters, here and to faiss"):
         understand(cyclic.split(), PRETRAIN, {})
+
+
+@pytest.mark.parametrize("decay", ["--lr-decay-iters 50", "--lr-decay-samples 50"])
+def test_a_decay_that_is_given_stays(decay: str) -> None:
+    words = " ".join(understand([*TUNING.split(), *decay.split()], PRETRAIN, {}).arguments)
+    assert words.count("--lr-decay") == 1
+    assert decay in words
+
+
+@pytest.mark.parametrize("data", ["--data-folder d --data-path nq", "--mock-data"])
+def test_cyclic_iterations_without_a_project_are_ignored(data: str) -> None:
+    cyclic = f"{data} --train-iters 3 --retro-cyclic-train-iters 5 --dataloader-type cyclic"
+    said = understand(cyclic.split(), PRETRAIN, {})
+    words = " ".join(said.arguments)
+    assert "--train-iters 3" in words
+    assert "--lr-decay-iters" not in words
+    ignored = "--retro-cyclic-train-iters: ignored: it only applies with --retro-project-dir"
+    assert ignored in said.remarks
+
+
+def test_a_project_counts_wherever_it_stands() -> None:
+    behind = f"{TUNING.replace('--retro-workdir w ', '')} --retro-project-dir w"
+    assert "--train-iters 1000" in " ".join(understand(behind.split(), PRETRAIN, {}).arguments)

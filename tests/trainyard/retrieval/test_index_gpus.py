@@ -14,9 +14,12 @@ pytest.importorskip("faiss")
 
 import faiss
 
+from stages.faiss_query import run
+from stages.faiss_query.search import Search
 from tests.trainyard.retrieval.embedded import clustered
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.index_gpus import MOST, copied, num_gpus
+from trainyard.retrieval.shards import Shards
 
 VECTORS = clustered(2000, 16)
 
@@ -37,9 +40,28 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, clone: Callable[..., Any]) -> Non
     monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", clone, raising=False)
 
 
-def test_without_gpus_nothing_is_copied(index: Any) -> None:
+def test_without_gpus_nothing_is_copied(index: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert num_gpus() == 0
     assert copied(index, 5, 4) is None
+    assert "faiss is built without GPUs, or finds none" in caplog.text
+
+
+@pytest.mark.parametrize("gpus", [None, "all"])
+def test_gpus_search_only_where_they_are_asked_for(
+    index: Any, monkeypatch: pytest.MonkeyPatch, gpus: str | None
+) -> None:
+    with_gpus(monkeypatch, lambda index, co: faiss.clone_index(index))
+    monkeypatch.setattr(run, "open_shards", lambda *_: Shards((index,)))
+    config: Any = SimpleNamespace(
+        index="",
+        retro_query_num_neighbors_query=5,
+        retro_query_nprobe=None,
+        retro_query_ef_search=256,
+        retro_query_gpus=gpus,
+    )
+    others: tuple[Any, ...] = (SimpleNamespace(scratch=""), SimpleNamespace(nprobe=4), VECTORS)
+    search = run.open_search(config, *others)
+    assert (search.on_gpus is not None) == (gpus == "all")
 
 
 def test_a_copy_answers_as_the_index_with_so_many_lists(
@@ -67,3 +89,50 @@ def test_what_gpus_cannot_do_stays_on_the_cpu(
     assert copied(index, 5, MOST + 1) is None
     assert copied(index, 5, 4) is None
     assert "faiss has no GPU index of it: This index type is not implemented" in caplog.text
+
+
+@pytest.mark.parametrize("ef_search", [1, 64])
+def test_the_graph_of_a_copy_considers_as_many_lists_as_that_of_the_index(
+    monkeypatch: pytest.MonkeyPatch, ef_search: int
+) -> None:
+    index = faiss_index.create(16, "IVF16_HNSW4,Flat")
+    faiss_index.train(index, VECTORS)
+    faiss_index.add_codes(index, faiss_index.encode(index, VECTORS))
+    with_gpus(monkeypatch, lambda index, co: faiss.clone_index(index))
+    on_gpus = Shards((index,)).on_gpus(5, 4, ef_search)
+    assert on_gpus is not None
+    graph = faiss.downcast_index(faiss_index.inverted_file(on_gpus.copy).quantizer).hnsw
+    assert graph.efSearch == max(ef_search, 4)
+    wanted = faiss_index.search(index, VECTORS[:50], 5, 4, ef_search)
+    np.testing.assert_array_equal(on_gpus.search(VECTORS[:50], 5)[1], wanted[1])
+
+
+def test_shards_in_files_of_their_own_are_searched_on_the_cpu(
+    index: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_gpus(monkeypatch, lambda index, co: faiss.clone_index(index))
+    assert Shards((index, index)).on_gpus(5, 4, 1) is None
+    assert "searching on the CPU: the index is in 2 files" in caplog.text
+
+
+def test_a_search_that_gpus_have_no_memory_for_goes_on_on_the_cpu(
+    index: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_gpus(monkeypatch, lambda index, co: faiss.clone_index(index))
+    shards, calls = Shards((index,)), list[int]()
+    on_gpus = shards.on_gpus(5, 4, 1)
+    assert on_gpus is not None
+
+    def fail(queries: Any, k: int) -> Any:
+        calls.append(k)
+        raise RuntimeError("Failed to cudaMalloc 1536 bytes")
+
+    monkeypatch.setattr(on_gpus.copy, "search", fail)
+    search = Search(shards, 4, 1, 5, on_gpus)
+    wanted = faiss_index.search(index, VECTORS[:50], 5, 4, 1)
+    for _ in range(2):
+        distances, ids = search(VECTORS[:50])
+        np.testing.assert_array_equal(ids, wanted[1])
+        np.testing.assert_array_equal(distances, wanted[0])
+    assert calls == [5], "it asks the GPUs no more"
+    assert "the GPUs failed: Failed to cudaMalloc 1536 bytes" in caplog.text
