@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ MOST_NEW = 0.5
 FEW_WORDS = 1000
 """Of fewer, none are."""
 
+T = TypeVar("T", bound=np.generic)
 Encode = Callable[[Sequence[str]], Flat]
 Split = Callable[[str], list[str]]
 
@@ -64,8 +66,7 @@ class WordCache:
                 assert self._whole is not None
                 return self._whole(texts)
             numbers, ends = found
-            begins = self._bounds[numbers]
-            counts = self._bounds[numbers + 1] - begins
+            begins, counts = self._spans(numbers)
             after = _from_zero(counts)
             # Of each id, how far its place in the cache is from its place in the result.
             places = np.repeat(begins - after[:-1], counts)
@@ -80,8 +81,13 @@ class WordCache:
                 assert self._whole is not None
                 return np.diff(self._whole(texts)[1])
             numbers, ends = found
-            after = _from_zero(np.diff(self._bounds)[numbers])
-            return np.diff(after[ends])
+            _, counts = self._spans(numbers)
+            return np.diff(_from_zero(counts)[ends])
+
+    def _spans(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(where the ids of words begin, how many they are)."""
+        begins = self._bounds[numbers]
+        return begins, self._bounds[numbers + 1] - begins
 
     def _numbered(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """(numbers of all words, where those of each text end, from 0 on); None: `whole` is to
@@ -102,11 +108,24 @@ class WordCache:
 
     def _learn(self, words: Sequence[str]) -> None:
         ids, bounds = self._encode(words)  # before they are known: it may raise
+        count, used = len(self._numbers), self._bounds[len(self._numbers)]
         for word in words:
             _ = self._numbers[word]
         self._letters += sum(map(len, words))
-        self._ids = np.concatenate((self._ids, ids))
-        self._bounds = np.concatenate((self._bounds, self._bounds[-1] + bounds[1:]))
+        self._ids = _with(self._ids, used, ids)
+        self._bounds = _with(self._bounds, count + 1, used + bounds[1:])
+
+
+def _with(known: NDArray[T], at: int, more: NDArray[T]) -> NDArray[T]:
+    """These values with more from a place on: the same array, or one twice as long if it is
+    full."""
+    end = at + len(more)
+    if end > len(known):
+        grown = np.zeros(max(end, 2 * len(known)), known.dtype)
+        grown[:at] = known[:at]
+        known = grown
+    known[at:end] = more
+    return known
 
 
 def _from_zero(counts: NDArray[np.int64]) -> NDArray[np.int64]:
