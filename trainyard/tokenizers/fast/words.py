@@ -7,7 +7,7 @@ nothing of the library."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from threading import Lock
 from typing import TypeVar
 
@@ -53,6 +53,8 @@ class WordCache:
         self._forget()
 
     def _forget(self) -> None:
+        self._count = 0
+        """Words of which the ids are known; those behind them have a number only."""
         self._numbers = _Numbers()
         self._letters = 0
         self._ids = np.zeros(0, np.uint32)
@@ -92,28 +94,33 @@ class WordCache:
     def _numbered(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """(numbers of all words, where those of each text end, from 0 on); None: `whole` is to
         encode."""
-        if len(self._numbers) > MAX_WORDS or self._letters > MAX_LETTERS:
+        if self._count > MAX_WORDS or self._letters > MAX_LETTERS:
             self._forget()
+        self._drop_unlearned()  # of a call that was interrupted
         rows = list(map(self._split, texts))
         ends = _from_zero(np.fromiter(map(len, rows), np.int64, len(rows)))
-        known, count = self._numbers, len(self._numbers)
+        known = self._numbers
         words = chain.from_iterable(rows)
         numbers = np.fromiter(map(known.__getitem__, words), np.int64, int(ends[-1]))
-        new = [known.popitem()[0] for _ in range(len(known) - count)]
-        if self._whole and len(new) > max(MOST_NEW * len(numbers), FEW_WORDS):
+        num_new = len(known) - self._count
+        if self._whole and num_new > max(MOST_NEW * len(numbers), FEW_WORDS):
+            self._drop_unlearned()
             return None
-        if new:
-            self._learn(new[::-1])
+        if num_new:
+            self._learn(list(islice(reversed(known), num_new))[::-1])
         return numbers, ends
 
+    def _drop_unlearned(self) -> None:
+        while len(self._numbers) > self._count:
+            self._numbers.popitem()
+
     def _learn(self, words: Sequence[str]) -> None:
-        ids, bounds = self._encode(words)  # before they are known: it may raise
-        count, used = len(self._numbers), self._bounds[len(self._numbers)]
-        for word in words:
-            _ = self._numbers[word]
-        self._letters += sum(map(len, words))
+        ids, bounds = self._encode(words)
+        used = self._bounds[self._count]
         self._ids = _with(self._ids, used, ids)
-        self._bounds = _with(self._bounds, count + 1, used + bounds[1:])
+        self._bounds = _with(self._bounds, self._count + 1, used + bounds[1:])
+        self._letters += sum(map(len, words))
+        self._count += len(words)  # last: what is interrupted before is overwritten
 
 
 def _with(known: NDArray[T], at: int, more: NDArray[T]) -> NDArray[T]:
