@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainyard.collection.contamination import prefilter
-from trainyard.collection.contamination.ngrams import Matcher, task_ngrams
+from trainyard.collection.contamination.ngrams import WORD, Matcher, task_ngrams
 from trainyard.collection.contamination.prefilter import LAST_CASED, NO_TOKEN, Prefilter
 from trainyard.collection.contamination.split import clean_pieces, split_at
 from trainyard.collection.contamination.tasks import read_task
@@ -116,6 +116,24 @@ def test_places_are_those_of_the_text_though_a_letter_gets_longer_in_lower_case(
     assert len(text.lower()) > len(text) == len(lowered(text))
     (hit,) = Matcher({"was once a name"}).hits(text)
     assert text[hit.start :].startswith("WAS")
+
+
+def test_a_word_of_many_letters_is_looked_at_once() -> None:
+    """Looking at the rest of such words from each letter would take hours."""
+    letters = [chr(0x4E00 + number) for number in range(prefilter.FEW_LETTERS - 2)]
+    found = Prefilter({"\u00fc", "x\u00e9x", *letters})
+    size = 10**5
+    for word in ("a" * 10 * size + "\u00fc", "\u00fc" * size, "".join(letters) * (size // 100)):
+        assert not found.has_word(word)
+        assert found.has_word(f"{word} X\u00c9X")
+
+
+@given(
+    words=st.sets(st.text("ab\u00e9\u00fc", min_size=1, max_size=4), min_size=1, max_size=3),
+    text=st.text("ab\u00e9\u00fc ", max_size=30),
+)
+def test_words_of_a_text_are_found_by_their_letters(words: set[str], text: str) -> None:
+    assert Prefilter(words).has_word(text) == (not words.isdisjoint(WORD.findall(text)))
 
 
 def upstream_split(text: str, start: int, seq: str, each_side: int) -> tuple[str, str]:

@@ -75,6 +75,7 @@ class Prefilter:
         """Of every n-gram without a key, a word, by its letter farthest from ASCII."""
         for word in words:
             self._words.setdefault(max(word), set()).add(word)
+        self._longest = max(map(len, words), default=0)
         self.letters = _spelled(self._words.keys())
         """These letters in either case, of which a text with such an n-gram has one."""
         letters = re.escape("".join(sorted(self.letters)))
@@ -88,7 +89,7 @@ class Prefilter:
             return self._find_letter(text) is not None
         lower = lowered(text) if self._words else ""
         return any(
-            not words.isdisjoint(_words_with(letter, lower))
+            not words.isdisjoint(_words_with(letter, lower, self._longest))
             for letter, words in self._words.items()
         )
 
@@ -307,17 +308,16 @@ def _num_tokens(run: str) -> int:
     return len(run.replace(chr(NO_TOKEN), " ").split())
 
 
-def _words_with(letter: str, text: str) -> Iterator[str]:
-    """The words of a text that have a letter."""
+def _words_with(letter: str, text: str, longest: int) -> Iterator[str]:
+    """The words of a text that have a letter. Of one with more letters than the longest, a part
+    with more, since it may be far longer."""
     at = text.find(letter)
     while at >= 0:
-        found = WORD.match(text, at)
+        found = WORD.match(text, at, at + longest + 1)
         assert found is not None, "a letter of a word"
-        end = found.end()
-        while at > 0 and WORD.match(text, at - 1):
-            at -= 1
-        yield text[at:end]
-        at = text.find(letter, end)
+        before = WORD.match(text[max(at - longest, 0) : at][::-1])
+        yield text[at - (before.end() if before else 0) : found.end()]
+        at = text.find(letter, found.end())
 
 
 def _ascii_run(ngram: str) -> str:

@@ -7,8 +7,9 @@ nothing of the library."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ MOST_NEW = 0.5
 FEW_WORDS = 1000
 """Of fewer, none are."""
 
+T = TypeVar("T", bound=np.generic)
 Encode = Callable[[Sequence[str]], Flat]
 Split = Callable[[str], list[str]]
 
@@ -51,6 +53,8 @@ class WordCache:
         self._forget()
 
     def _forget(self) -> None:
+        self._count = 0
+        """Words of which the ids are known; those behind them have a number only."""
         self._numbers = _Numbers()
         self._letters = 0
         self._ids = np.zeros(0, np.uint32)
@@ -64,8 +68,7 @@ class WordCache:
                 assert self._whole is not None
                 return self._whole(texts)
             numbers, ends = found
-            begins = self._bounds[numbers]
-            counts = self._bounds[numbers + 1] - begins
+            begins, counts = self._spans(numbers)
             after = _from_zero(counts)
             # Of each id, how far its place in the cache is from its place in the result.
             places = np.repeat(begins - after[:-1], counts)
@@ -80,33 +83,56 @@ class WordCache:
                 assert self._whole is not None
                 return np.diff(self._whole(texts)[1])
             numbers, ends = found
-            after = _from_zero(np.diff(self._bounds)[numbers])
-            return np.diff(after[ends])
+            _, counts = self._spans(numbers)
+            return np.diff(_from_zero(counts)[ends])
+
+    def _spans(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(where the ids of words begin, how many they are)."""
+        begins = self._bounds[numbers]
+        return begins, self._bounds[numbers + 1] - begins
 
     def _numbered(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """(numbers of all words, where those of each text end, from 0 on); None: `whole` is to
         encode."""
-        if len(self._numbers) > MAX_WORDS or self._letters > MAX_LETTERS:
+        if self._count > MAX_WORDS or self._letters > MAX_LETTERS:
             self._forget()
+        self._drop_unlearned()  # of a call that was interrupted
         rows = list(map(self._split, texts))
         ends = _from_zero(np.fromiter(map(len, rows), np.int64, len(rows)))
-        known, count = self._numbers, len(self._numbers)
+        known = self._numbers
         words = chain.from_iterable(rows)
         numbers = np.fromiter(map(known.__getitem__, words), np.int64, int(ends[-1]))
-        new = [known.popitem()[0] for _ in range(len(known) - count)]
-        if self._whole and len(new) > max(MOST_NEW * len(numbers), FEW_WORDS):
+        num_new = len(known) - self._count
+        if self._whole and num_new > max(MOST_NEW * len(numbers), FEW_WORDS):
+            self._drop_unlearned()
             return None
-        if new:
-            self._learn(new[::-1])
+        if num_new:
+            self._learn(list(islice(reversed(known), num_new))[::-1])
         return numbers, ends
 
+    def _drop_unlearned(self) -> None:
+        while len(self._numbers) > self._count:
+            self._numbers.popitem()
+
     def _learn(self, words: Sequence[str]) -> None:
-        ids, bounds = self._encode(words)  # before they are known: it may raise
-        for word in words:
-            _ = self._numbers[word]
+        ids, bounds = self._encode(words)
+        used = self._bounds[self._count]
+        self._ids = _with(self._ids, used, ids)
+        self._bounds = _with(self._bounds, self._count + 1, used + bounds[1:])
         self._letters += sum(map(len, words))
-        self._ids = np.concatenate((self._ids, ids))
-        self._bounds = np.concatenate((self._bounds, self._bounds[-1] + bounds[1:]))
+        self._count += len(words)  # last: what is interrupted before is overwritten
+
+
+def _with(known: NDArray[T], at: int, more: NDArray[T]) -> NDArray[T]:
+    """These values with more from a place on: the same array, or one twice as long if it is
+    full."""
+    end = at + len(more)
+    if end > len(known):
+        grown = np.zeros(max(end, 2 * len(known)), known.dtype)
+        grown[:at] = known[:at]
+        known = grown
+    known[at:end] = more
+    return known
 
 
 def _from_zero(counts: NDArray[np.int64]) -> NDArray[np.int64]:
