@@ -49,8 +49,9 @@ DRAIN_SECONDS = 10.0
 """How long the last lines of an ended job may take."""
 
 SHARES_AT_ONCE = 2
-"""Where the profile does not say. A share takes all cores, and as much memory of the machine and its
-GPU as on a machine of its own; a second one works while the first begins, reads or writes."""
+"""Where the profile does not say. A share takes all cores, and as much memory of the machine and of
+its GPU as elsewhere one with a machine of its own; two, as one works while the other begins, reads
+or writes."""
 
 
 class ProcessJob(JobBlock[Outcome]):
