@@ -7,15 +7,20 @@ outcome replaces the last of that case; a case that is skipped has none."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from trainyard.artifacts.replace_file import replace_file
 
 FILE = Path(__file__).with_name("records.json")
 ROOT = FILE.parents[1]
@@ -41,7 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Recorder:
-    """Writes each outcome as it comes, so that a run which is stopped keeps what it has."""
+    """Writes each outcome as it comes, so that a run which is stopped keeps what it has. Several
+    runs may record side by side."""
 
     def __init__(self, file: Path, when: str) -> None:
         self._file, self._when = file, when
@@ -52,10 +58,23 @@ class Recorder:
         if "recorded" not in report.keywords or not is_outcome:
             return
         test, _, rest = report.nodeid.partition("[")
-        records = {name: dict(cases) for name, cases in read(self._file).items()}
-        records.setdefault(test, {})[rest.removesuffix("]")] = f"{report.outcome} {self._when}"
-        text = json.dumps(records, indent=0, sort_keys=True, ensure_ascii=True)
-        self._file.write_text(text + "\n")
+        with _alone(self._file.parent):
+            records = {name: dict(cases) for name, cases in read(self._file).items()}
+            records.setdefault(test, {})[rest.removesuffix("]")] = f"{report.outcome} {self._when}"
+            text = json.dumps(records, indent=0, sort_keys=True, ensure_ascii=True)
+            replace_file(self._file, f"{text}\n".encode())
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One at a time changes records here. The lock is the folder's: the file itself is replaced,
+    and a file more would count as a change of the tree."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def commit() -> str:

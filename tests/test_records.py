@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.records import Records, cell, read, summary
+from tests.records import Recorder, Records, cell, read, summary
 
 pytest_plugins = ["pytester"]
 
@@ -56,6 +57,24 @@ def test_outcomes_are_kept_and_replaced(
     pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "broken")
     kept = read(pytester.path / "kept.json")
     assert kept == {"test_it.py::test_kept": {**expected, "broken": f"passed {when}"}}
+
+
+def test_runs_side_by_side_lose_no_outcome_and_the_file_is_always_whole(tmp_path: Path) -> None:
+    file, where = tmp_path / "kept.json", ("t.py", 0, "t")
+
+    def record(run: int) -> None:
+        recorder = Recorder(file, "2000-01-02 abc")
+        for case in range(20):
+            name, words = f"t.py::t[{run}-{case}]", {"recorded": 1}
+            report = pytest.TestReport(name, where, words, "passed", None, "call")
+            recorder.pytest_runtest_logreport(report)
+            read(file)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(record, range(3)))
+    kept = {f"{run}-{case}": "passed 2000-01-02 abc" for run in range(3) for case in range(20)}
+    assert read(file) == {"t.py::t": kept}
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_cell_says_yes_only_if_every_case_passed() -> None:

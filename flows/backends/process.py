@@ -48,6 +48,11 @@ POLL_SECONDS = 0.05
 DRAIN_SECONDS = 10.0
 """How long the last lines of an ended job may take."""
 
+SHARES_AT_ONCE = 2
+"""Where the profile does not say. A share takes all cores, and as much memory of the machine and of
+its GPU as elsewhere one with a machine of its own; two, as one works while the other begins, reads
+or writes."""
+
 
 class ProcessJob(JobBlock[Outcome]):
     """Runs a stage as a process of this machine, in the environment of this Python."""
@@ -175,8 +180,8 @@ class ProcessJobRun(StageJobRun):
 
 
 class ShareProcessesRun(StageJobRun):
-    """The shares of a job, each a process. They start as `shares_at_once` lets them, and one that
-    fails does not stop the others."""
+    """The shares of a job, each a process. They start as `shares_at_once` lets them, by default
+    two at a time, and one that fails does not stop the others."""
 
     def __init__(self, spec: LaunchSpec, shares: Shares) -> None:
         super().__init__(spec, spec.name)
@@ -196,7 +201,7 @@ class ShareProcessesRun(StageJobRun):
 
     async def _wait_until_ended(self) -> None:
         indices = self._shares.indices
-        slots = asyncio.Semaphore(self._shares.at_once or len(indices))
+        slots = asyncio.Semaphore(self._shares.at_once or SHARES_AT_ONCE)
         self._followed = [asyncio.create_task(self._make(index, slots)) for index in indices]
         await asyncio.gather(*self._followed)
 

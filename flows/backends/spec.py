@@ -51,7 +51,7 @@ class Shares:
     only: tuple[int, ...] = ()
     """The shares to make, such as those that failed; empty: all."""
     at_once: int | None = None
-    """Most shares that run at once; None: no limit."""
+    """Most shares that run at once; None: as the backend decides."""
 
     def __post_init__(self) -> None:
         if self.count < 1:

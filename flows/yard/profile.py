@@ -121,7 +121,7 @@ class StageEnvironment:
     shares_by_stage: Mapping[str, int] = field(default_factory=dict)
     """Number of jobs that make one output of a stage."""
     shares_at_once: int | None = None
-    """Most of them that run at once; None: no limit."""
+    """Most of them that run at once; None: two processes of this machine, or all on a cluster."""
     yard: str = "local"
     """Name of the profile, which is part of the names of its limits."""
     limited: tuple[str, ...] = ()

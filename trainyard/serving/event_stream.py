@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 WRITE = "trainyard.write_chunk"
-"""Key of a connection's `write_chunk` in the state of a scope."""
+"""Key of `Chunks.write` of a connection in the state of a scope."""
 
 Write: TypeAlias = Callable[[bytes], bool]
 
@@ -25,16 +25,26 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, WRITE: self.write_chunk}
+        # Not a method of this object, which has the state and the scopes with it: only the cycle
+        # collector would free it then.
+        self.app_state = {**self.app_state, WRITE: Chunks(self).write}
 
-    def write_chunk(self, data: bytes) -> bool:
+
+class Chunks:
+    """Where the answers of one connection write their chunks."""
+
+    def __init__(self, connection: H11Protocol) -> None:
+        self._transport, self._flow = connection.transport, connection.flow
+        self._conn = connection.conn
+
+    def write(self, data: bytes) -> bool:
         """Write a part of an answer whose head has been sent, and which has no length. False, and
         nothing is written, if `send` has to: the client is slow or gone, or knows no chunks."""
-        if self.flow.write_paused or self.transport.is_closing():
+        if self._flow.write_paused or self._transport.is_closing():
             return False
-        if self.conn.their_http_version != b"1.1":
+        if self._conn.their_http_version != b"1.1":
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
 

@@ -260,7 +260,8 @@ def test_each_share_is_a_process_with_its_own_log_and_report(
     assert (folder / logs[1]).read_text() == 2 * "share 1 of 3\n"
 
 
-def test_no_more_shares_run_than_are_wanted_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [2, None], ids=["two", "default"])
+def test_no_more_shares_run_than_are_wanted_at_once(tmp_path: Path, at_once: int | None) -> None:
     code = f"""
 import os, time
 folder = {str(tmp_path / "running")!r}
@@ -272,7 +273,7 @@ count = len(os.listdir(folder))
 os.remove(mine)
 raise SystemExit(count > 2)
 """
-    assert run(tmp_path, code, shares=Shares(count=5, at_once=2)).kind is Kind.DONE
+    assert run(tmp_path, code, shares=Shares(count=5, at_once=at_once)).kind is Kind.DONE
 
 
 def test_cancelling_stops_all_shares_and_starts_no_other(tmp_path: Path) -> None:
