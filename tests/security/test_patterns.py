@@ -57,6 +57,7 @@ def made_at_run_time() -> dict[str, list[str]]:
             seam.pattern for seam in (letter_seam(["<a>"]), word_seam(["<a>"])) if seam
         ],
         "trainyard/tokenizers/fast/sentencepiece_engine.py": [r"<a>|<a><b>|\[x\]"],
+        "trainyard/tokenizers/wordpiece.py": [r"<a>|<a><b>|\[x\]"],
     }
 
 

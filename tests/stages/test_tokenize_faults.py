@@ -324,7 +324,7 @@ def test_a_killed_worker_is_an_infrastructure_error_and_its_work_is_kept(tmp_pat
     os.kill(_spawned(process.pid)[0], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 3, err
-    assert "a worker process died of SIGKILL" in err
+    assert "a worker process was killed by SIGKILL" in err
     assert not list(tmp_path.glob("out_*"))
     line = command(tmp_path / "long.jsonl", tmp_path / "out", "--vocab-size", "99")
     again = subprocess.run(line, capture_output=True, text=True, timeout=60)
