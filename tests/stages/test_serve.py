@@ -338,6 +338,7 @@ def test_the_client_says_that_nobody_answers() -> None:
     assert "http://127.0.0.1:1/api does not answer" in done.err
 
 
+@pytest.mark.slow
 def test_a_model_that_the_engine_cannot_load_is_refused_before_the_server_answers(
     checkpoint: str,
 ) -> None:

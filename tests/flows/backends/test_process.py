@@ -260,6 +260,7 @@ def test_each_share_is_a_process_with_its_own_log_and_report(
     assert (folder / logs[1]).read_text() == 2 * "share 1 of 3\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [2, None], ids=["two", "default"])
 def test_no_more_shares_run_than_are_wanted_at_once(tmp_path: Path, at_once: int | None) -> None:
     code = f"""

@@ -180,6 +180,7 @@ def find_strange_places() -> list[tuple[int, ...] | None]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_ranks_share_where_they_reach_each_other(ranks: RankPool) -> None:
     for found in ranks.run(find_strange_places, 4):

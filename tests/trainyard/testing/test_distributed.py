@@ -19,6 +19,7 @@ def refuse() -> None:
     dist.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_the_error_of_a_rank_reaches_the_test() -> None:
     with pytest.raises(ConfigError, match="--this is wrong"):
