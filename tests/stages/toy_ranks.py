@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stages.runtime.cli import stage_main
@@ -53,6 +54,7 @@ def run(config: RanksConfig, stage: StageRun) -> dict[str, Any]:
         if config.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if config.how == "memory":
+            Path("/proc/self/oom_score_adj").write_text("1000")  # this process alone
             bytearray(b"x" * MORE_BYTES)
         raise InfrastructureError("the network is gone")
     store.write_bytes(stage.work.url(f"{rank}.txt"), str(rank).encode())
