@@ -25,9 +25,11 @@ OF_A_MODEL_HERE = (
     *("nproc_per_node", "tensor_model_parallel_size", "pipeline_model_parallel_size", "stream"),
     *("distributed_backend", "benchmark_profile", "expect", "add_bos"),
     *("return_log_probs", "termination_id", "prevent_newline_after_colon", "top_p_decay"),
-    *("stop_on_eol", "stop_on_double_eol", "kv_cache_dtype", "inference_weight_dtype"),
+    *("stop_on_eol", "stop_on_double_eol"),
 )
-"""Options that say nothing to a server."""
+"""Options that say nothing to a server, beside those of the engine."""
+
+OF_BOTH_ENGINES = ("kv_cache_dtype", "inference_weight_dtype")
 
 OF_BATCHES = ("stream", "return_log_probs", "benchmark_profile", "cuda_graph_impl")
 """Options of the static engine's figures."""
@@ -129,6 +131,7 @@ class BenchmarkConfig:
                 )
         else:
             given = [name for name in OF_A_MODEL_HERE if name in differing(self)]
+            given += differing(self.engine)
             if given:
                 raise ConfigError(
                     f"{flag(given[0])} says how a model runs here, and with --url a server runs "
@@ -139,6 +142,9 @@ class BenchmarkConfig:
             raise ConfigError(
                 f"{flag(next(iter(of_load)))} is of a load; give --engine-type dynamic or --url too"
             )
+        of_engine = [name for name in differing(self.engine) if name not in OF_BOTH_ENGINES]
+        if of_engine and self.engine_type == "static":
+            raise ConfigError(f"{flag(of_engine[0])} is of --engine-type dynamic; give that too")
         if self.is_load_test:
             self._check_lengths()
         if self.engine_type == "dynamic":

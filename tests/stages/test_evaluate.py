@@ -103,6 +103,8 @@ def test_wikitext_is_detokenized_after_the_word_count(checkpoint: str, tmp_path:
     assert results["passport"]["protocol"]["definition"]["detokenizer"] == "wikitext"
     assert results["num_original_tokens"] == len((TEXT * 20).strip().split(" "))
     assert results["num_bytes"] < len(TEXT * 20)
+    one = evaluate(checkpoint, str(data), str(tmp_path / "one"), micro_batch_size=1)
+    assert one["avg_loss"] == pytest.approx(results["avg_loss"], rel=1e-6), "not of the batch size"
     plain = evaluate(checkpoint, str(data), str(tmp_path / "b"), detokenizer="none")
     assert plain["num_bytes"] == len(TEXT * 20)
 

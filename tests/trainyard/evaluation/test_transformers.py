@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import string
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from tests.trainyard.inference.test_stories import read_model
+from trainyard.datasets.plain_text import PlainText
 from trainyard.evaluation.config import EvaluationConfig, QuestionConfig
 from trainyard.evaluation.scoring import Scorer
 from trainyard.evaluation.tasks import TASKS, Subject
@@ -23,6 +26,12 @@ pytestmark = pytest.mark.slow
 PERPLEXITY = 1e-4
 """Relative."""
 NUM_PASSAGES = 60
+QUESTIONS = {
+    "nq": "nq/NQ-open.dev.jsonl",
+    "triviaqa": "triviaqa/triviaqa.dev.2000.jsonl",
+    "squad": "squad/squad_dev_xquad.en.json",
+}
+NUM_QUESTIONS = 12
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +152,31 @@ def test_predictions_of_lambada_are_those_of_transformers(
         assert row["predicted"] == logits.argmax(-1).tolist()
         assert row["is_right"] == int(row["predicted"] == row["label"])
     assert 0 < sum(row["is_right"] for row in rows) < len(rows)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("task", QUESTIONS)
+def test_published_questions_get_the_answers_of_transformers(
+    loaded: ModelOnRanks, reference: Any, shared: Path, task: Any
+) -> None:
+    path = shared / "data/eval" / QUESTIONS[task]
+    config = QuestionConfig(out_seq_length=8, num_gen=NUM_QUESTIONS, short_format=True)
+    told = subject(loaded, path, EvaluationConfig(task=task, seq_length=256))
+    examples: Any = TASKS[task](replace(told, questions=config))
+    rows = examples.score(range(len(examples)))
+    plain = PlainText(loaded.tokenizer)
+    for row, question in zip(rows, examples.questions, strict=True):
+        prompt = [*plain.before, *examples.format.prompt(question, plain, 248 - len(plain.before))]
+        found = reference.generate(
+            torch.tensor([prompt[-248:]]), do_sample=False, max_new_tokens=8, eos_token_id=None
+        )
+        said = loaded.tokenizer.decode(found[0, -8:].tolist()).strip().replace("\n", " ")
+        assert row["pred"] == said
+        assert row["exact_match"] == int(squad_text(said) in map(squad_text, question.answers))
+    assert len(rows) == NUM_QUESTIONS
+
+
+def squad_text(text: str) -> str:
+    """As SQuAD's own evaluation compares texts: small letters, no punctuation, no articles."""
+    letters = "".join(char for char in text.lower() if char not in string.punctuation)
+    return " ".join(word for word in letters.split() if word not in ("a", "an", "the"))
