@@ -64,16 +64,22 @@ def run(words: list[str], seconds: float = 300) -> str:
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("moved")
-    texts = [f"The {i}th train leaves the yard. It carries {i * 7} words north." for i in range(80)]
+    texts = [f"The {i}th train leaves the yard. It carries {i * 7} words north." for i in range(160)]
     lines = [json.dumps({"text": text, "title": f"Train {i}"}) for i, text in enumerate(texts)]
     (folder / "corpus.jsonl").write_text("\n".join(lines))
     (folder / "held.txt").write_text(" ".join(texts[:20]))
     return folder
 
 
-def test_a_gpt_from_text_to_a_converted_checkpoint(yard: Path, shared: Path) -> None:
+@pytest.fixture(scope="module")
+def files(shared: Path) -> dict[str, str]:
     vocab = shared / "data/vocab/gpt2"
-    files = {"vocab_file": f"{vocab}/vocab.json", "merge_file": f"{vocab}/merges.txt"}
+    return {"vocab_file": f"{vocab}/vocab.json", "merge_file": f"{vocab}/merges.txt"}
+
+
+@pytest.fixture(scope="module")
+def said_by_gpt(yard: Path, files: dict[str, str]) -> str:
+    """What the training of `yard`/gpt on `yard`/merged said."""
     (yard / "pairs").mkdir()
     corpus = {"input": f"{yard}/corpus.jsonl", "output_prefix": f"{yard}/pairs/gpt"}
     run(shrunken("tok-gpt2", **corpus, **files))
@@ -81,10 +87,15 @@ def test_a_gpt_from_text_to_a_converted_checkpoint(yard: Path, shared: Path) -> 
     assert "documents" in run(shrunken("merge", **merged))
 
     save = {"save": f"{yard}/gpt", "load": f"{yard}/gpt", "tensorboard_dir": f"{yard}/tb"}
-    said = run(
+    return run(
         shrunken("train_gpt3_175b_distributed.sh", data_path=f"{yard}/merged", **files, **save)
     )
-    assert "iteration        2/       2 | consumed samples:            4 |" in said
+
+
+def test_a_gpt_from_text_to_a_converted_checkpoint(
+    yard: Path, files: dict[str, str], said_by_gpt: str
+) -> None:
+    assert "iteration        2/       2 | consumed samples:            4 |" in said_by_gpt
     assert (yard / "gpt/manifest.json").exists()
 
     model = {"seq_length": "32", "max_position_embeddings": "64"}
@@ -100,6 +111,51 @@ def test_a_gpt_from_text_to_a_converted_checkpoint(yard: Path, shared: Path) -> 
     run(shrunken("conv-default", load_dir=f"{yard}/core", save_dir=f"{yard}/split"))
     assert (yard / "split/iter_0000002/mp_rank_01_001/model_optim_rng.pt").exists()
     assert "weight and optimizer=" in run(shrunken("plan-basic"))
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("said_by_gpt")
+def test_a_gpt_is_detoxified(yard: Path, files: dict[str, str]) -> None:
+    model = {"max_position_embeddings": "64", "load": f"{yard}/gpt", **files}
+    short = {"seq_length": "32", "out_seq_length": "8", "fp16": ""}
+    run(
+        shrunken(
+            "selfgenerate-1.3b-unconditional.sh",
+            **{**model, **short, "genfile": f"{yard}/own", "num_samples": "20"},
+        )
+    )
+    texts = [json.loads(line) for line in (yard / "own/generations.jsonl").open()]
+    assert len(texts) == 20
+    prompts = [{"prompt": {"text": f"The {i}th train"}} for i in range(3)]
+    (yard / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in prompts))
+    asked = {"sample_input_file": f"{yard}/prompts.jsonl", "sample_output_file": f"{yard}/said"}
+    run(shrunken("generate-1.3b.sh", **model, **short, **asked, num_samples=""))
+    assert len((yard / "said/generations.jsonl").read_text().splitlines()) == 3
+
+    programs = "examples/detxoify_lm/annotations"
+    of_texts = ["--json-key", "generated_text", "--data-path"]
+    labels = Path(__file__).parents[2] / "recipes/detoxify/labels.jsonl"
+    classified = ["--classifier", "ngrams", "--classifier-data", str(labels)]
+    words = [*of_texts, f"{yard}/own/generations.jsonl", "--out-path", f"{yard}/annotated"]
+    run([f"{programs}/perspective_api_annotate.py", *words, *classified])
+    words = [*of_texts, f"{yard}/annotated/documents-*.jsonl", "--out-path", f"{yard}/kept"]
+    run([f"{programs}/filter-selfgeneration.py", *words])
+    kept = [line for one in (yard / "kept").glob("documents-*.jsonl") for line in one.open()]
+    assert len(kept) == 10
+
+    corpus = {"input": f"{yard}/kept/documents-*.jsonl", "output_prefix": f"{yard}/kept-tokens"}
+    run(shrunken("tok-gpt2", **corpus, **files, json_keys="generated_text"))
+    pairs = {"data_path": f"{yard}/kept-tokens_generated_text_document"}
+    pairs |= {"data_path2": f"{yard}/merged", "save": f"{yard}/detoxified"}
+    said = run(
+        shrunken(
+            "finetune_gpt_distributed-1.3b.sh",
+            **{**model, **pairs, "tensorboard_dir": f"{yard}/detoxified-tb", "fp16": ""},
+            distributed_backend="gloo",
+        )
+    )
+    assert "iteration        2/       2 | consumed samples:            8 |" in said
+    assert "validation loss at iteration 2" in said
 
 
 def test_a_bert_and_a_t5_from_sentences(yard: Path, shared: Path) -> None:
