@@ -64,7 +64,7 @@ def run(words: list[str], seconds: float = 300) -> str:
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("moved")
-    texts = [f"The {i}th train leaves the yard. It carries {i * 7} words north." for i in range(160)]
+    texts = [f"The {i}th train leaves the yard. It carries {i} words." for i in range(200)]
     lines = [json.dumps({"text": text, "title": f"Train {i}"}) for i, text in enumerate(texts)]
     (folder / "corpus.jsonl").write_text("\n".join(lines))
     (folder / "held.txt").write_text(" ".join(texts[:20]))
