@@ -9,7 +9,8 @@ Each row is one run of `stages.pretrain` over token files that are made first (r
 that the loss stays where it begins and nothing is learnt), medians of the steps after the first
 ten; the peer is `benchmarks.plain_torch` in a process of its own, on the same GPU, before it. It
 computes in bf16, so it is no peer with --fp8-format.
-Memory is the peak of torch's allocator on the first rank."""
+Memory is the peak of torch's allocator on the first rank, and in brackets what `stages.plan` says
+as a share of it, where it counts the tensors of the shape."""
 
 from __future__ import annotations
 
@@ -64,15 +65,19 @@ def write_tokens(folder: Path, shape: Shape, samples: int) -> Path:
     return prefix
 
 
+def batch_size(shape: Shape, layout: str, gpus: int, accumulate: int) -> int:
+    """Samples of a step."""
+    shards = 2 if layout in ("tp2", "pp2", "cp2") else 1
+    return shape.mbs * accumulate * gpus // shards
+
+
 def command(
     shape: Shape, layout: str, gpus: int, accumulate: int, prefix: Path, save: Path
 ) -> list[str]:
     """The stage's command line."""
-    shards = 2 if layout in ("tp2", "pp2", "cp2") else 1
-    batch = shape.mbs * accumulate * gpus // shards
     options = {
         "nproc-per-node": gpus,
-        "global-batch-size": batch,
+        "global-batch-size": batch_size(shape, layout, gpus, accumulate),
         "train-iters": STEPS + WARMUP,
         "eval-iters": 0,
         "lr": 1e-4,
@@ -87,6 +92,23 @@ def command(
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     flags = ["--bf16", "--log-throughput", "--no-save-optim", *shape.flags(), *LAYOUTS[layout]]
     return [sys.executable, "-m", "stages.pretrain", *words, *flags]
+
+
+def planned_bytes(shape: Shape, layout: str, gpus: int, accumulate: int, extra: list[str]) -> float:
+    """The peak that `stages.plan` says; NaN where it does not count tensors."""
+    sizes = [
+        "--world-size",
+        gpus,
+        "--global-batch-size",
+        batch_size(shape, layout, gpus, accumulate),
+    ]
+    words = [*map(str, sizes), "--tokenizer-type", "NullTokenizer", "--bf16", "--json"]
+    words += ["--vocab-size", str(shape.vocab - 1), *shape.flags(), *LAYOUTS[layout], *extra]
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.plan", *words], capture_output=True, text=True, check=True
+    )
+    detail = json.loads(done.stdout)["memory_detail_bytes"]
+    return float(detail["total"]) if detail else math.nan
 
 
 def measure_stage(
@@ -114,10 +136,12 @@ def measure_stage(
     tokens = statistics.median(line["tokens_per_second"] * line["ms"] / 1e3 for line in steady)
     # A run that had ended before logs nothing: its timings are there, its energy is not.
     begin, end = (drawn.get(step, math.nan) for step in (WARMUP, STEPS + WARMUP))
+    peak = max(line["memory_bytes"] for line in steady)
     return {
         "tokens_per_second": rate,
         "mfu": share_of_peak(shape, rate),
-        "gigabytes": max(line["memory_bytes"] for line in steady) / 1e9,
+        "gigabytes": peak / 1e9,
+        "planned": planned_bytes(shape, layout, gpus, accumulate, extra) / peak,
         "joules_per_token": (end - begin) / (STEPS * tokens / gpus),
     }
 
@@ -153,9 +177,11 @@ def megatron(
 
 def cells(figures: dict[str, float]) -> str:
     """As the table shows them."""
+    planned = figures.get("planned", math.nan)
+    plan = "" if math.isnan(planned) else f" (plan {100 * planned:.1f} %)"
     return (
         f"{figures['tokens_per_second']:,.0f} tok/s, {100 * figures['mfu']:.1f} %, "
-        f"{figures['gigabytes']:.1f} GB, {1e3 * figures['joules_per_token']:.2f} mJ"
+        f"{figures['gigabytes']:.1f} GB{plan}, {1e3 * figures['joules_per_token']:.2f} mJ"
     )
 
 
