@@ -26,6 +26,7 @@ OF_A_MODEL_HERE = (
     *("distributed_backend", "benchmark_profile", "expect", "add_bos"),
     *("return_log_probs", "termination_id", "prevent_newline_after_colon", "top_p_decay"),
     *("stop_on_eol", "stop_on_double_eol", "kv_cache_dtype", "inference_weight_dtype"),
+    "inference_attention_backend",
 )
 """Options that say nothing to a server."""
 
@@ -141,6 +142,11 @@ class BenchmarkConfig:
             )
         if self.is_load_test:
             self._check_lengths()
+        elif self.engine.inference_attention_backend is not None:
+            raise ConfigError(
+                "--inference-attention-backend is of --engine-type dynamic; give that, or leave it "
+                "out"
+            )
         if self.engine_type == "dynamic":
             given = [name for name in OF_BATCHES if name in differing(self)]
             if given:
