@@ -101,7 +101,8 @@ def build(
         check_family(generator.config)
     except ConfigError:
         kind = generator.config.model_type
-        for name in ("inference_weight_dtype", "kv_cache_dtype"):
+        of_blocks = ("inference_weight_dtype", "kv_cache_dtype", "inference_attention_backend")
+        for name in of_blocks:
             if (value := getattr(config.engine, name)) is not None:
                 raise ConfigError(
                     f"{flag(name)} {value} is not for a {kind}; leave it out"

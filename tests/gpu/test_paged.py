@@ -1,4 +1,5 @@
-"""The kernel of paged attention against torch, and the dynamic engine with it and CUDA graphs.
+"""The kernel of paged attention and the flash-attn package, where one is installed, against torch,
+and the dynamic engine with it and CUDA graphs.
 
 python -m pytest -m gpu tests/gpu/test_paged.py"""
 
@@ -23,6 +24,8 @@ from tests.trainyard.inference.small_models import (
     some_prompts,
 )
 from trainyard.attention.paged import gathered_attention, paged_attention
+from trainyard.attention.paged_flash import BlockNeeds, problem_of_blocks
+from trainyard.attention.select import probe_device
 from trainyard.fp8.weights import E4M3, Kind, quantize, quantized_linear
 from trainyard.inference.config import SamplingConfig
 from trainyard.inference.decoders import CachedDecoder
@@ -89,6 +92,47 @@ def test_the_kernel_attends_as_torch_does(case: Case, dtype: torch.dtype) -> Non
         torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
     else:
         assert relative_error(found.float(), exact) < (1e-2 if dtype == torch.bfloat16 else 2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", [*CASES.values(), *MORE.values()], ids=[*CASES, *MORE])
+def test_the_flash_attn_package_attends_as_torch_does(case: Case, dtype: torch.dtype) -> None:
+    device = probe_device("cuda")
+    case = case._replace(block_size=256) if device.flash_attn == 2 else case
+    name = str(dtype).removeprefix("torch.")
+    sizes = (case.block_size, case.width, case.value_width)
+    if problem := problem_of_blocks(device, BlockNeeds(name, name, *sizes, sink=case.sink)):
+        pytest.skip(problem)
+    inputs = inputs_of(case, "cuda", dtype)
+    q, keys, values, layout, softmax, window = inputs
+    exact = gathered_attention(
+        *(x.float() for x in (q, keys, values)),
+        (layout.tables, layout.starts, layout.lengths),
+        softmax if softmax.sink is None else softmax._replace(sink=softmax.sink.float()),
+        -1 if window is None else window[0],
+    )
+    found = paged_attention(*inputs, device.flash_attn)
+    assert relative_error(found.float(), exact) < (1e-2 if dtype == torch.bfloat16 else 2e-3)
+
+
+@pytest.mark.parametrize("graphs", [0, 2], ids=["eager", "graphs"])
+def test_an_engine_with_the_flash_attn_package_scores_as_one_without(graphs: int) -> None:
+    """By the second token, the first of a step of one token each."""
+    if not probe_device("cuda").flash_attn:
+        pytest.skip("no flash-attn is installed that this device can run")
+    model, prompts = model_of(SMOOTH, torch.bfloat16), some_prompts(3, 17, 9, 12, 5)
+    scores: list[torch.Tensor] = []
+    for asked in (None, "flash"):
+        engine = build_engine(
+            model,
+            block_size=256,
+            num_blocks=16,
+            inference_attention_backend=asked,
+            inference_dynamic_batching_num_cuda_graphs=graphs,
+        )
+        requests = [replace(r, log_probs=True) for r in requests_of(prompts, 12)]
+        scores.append(torch.tensor([c.log_probs[1] for c in run_all(engine, requests)]))
+    torch.testing.assert_close(scores[0], scores[1], rtol=5e-2, atol=0.1)
 
 
 def model_of(options: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:

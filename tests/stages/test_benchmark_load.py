@@ -209,6 +209,14 @@ def test_a_request_that_does_not_fit_is_counted(checkpoint: str, tmp_path: Path)
             "--num-speculative-tokens says how a model runs here",
         ),
         (
+            {"load": "x", "prompts": ["a"], "inference_attention_backend": "flash"},
+            "--inference-attention-backend is of --engine-type dynamic",
+        ),
+        (
+            {"url": "http://h", "prompts": ["a"], "inference_attention_backend": "flash"},
+            "--inference-attention-backend says how a model runs here",
+        ),
+        (
             {"url": "http://h", "load": "x", "input_lengths": "4", "num_input_tokens": 4},
             "--input-lengths and --num-input-tokens are two lengths",
         ),

@@ -288,9 +288,14 @@ def test_each_family_runs_on_the_engine_that_can(kind: str, expected: type) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("inference_weight_dtype", "int8"), ("kv_cache_dtype", "fp8")]
+    ("name", "kind"),
+    [
+        ("inference_weight_dtype", "int8"),
+        ("kv_cache_dtype", "fp8"),
+        ("inference_attention_backend", "flash"),
+    ],
 )
-def test_weights_and_keys_of_8_bits_are_for_the_dynamic_engine(name: str, kind: str) -> None:
+def test_8_bits_and_flash_attn_are_for_the_dynamic_engine(name: str, kind: str) -> None:
     config = from_dict(ServeConfig, {"load": "x", name: kind})
     with pytest.raises(ConfigError, match=f"{kind} is not for a t5"):
         build(config, loaded_of(small_model("t5")))

@@ -7,7 +7,6 @@ b batch, n query heads, g key and value heads, s queries, t keys, d head channel
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +35,13 @@ class FlashBackend:
         assert softmax.bias is None, "not chosen with relative positions"
         if not mask.rules_only:
             return DENSE.attend(q, k, v, mask, softmax)
-        options = self._options(mask, softmax)
+        package, options = package_of(self.version), self._options(mask, softmax)
         tensors = [x.transpose(1, 2) for x in (q, k, v)]  # (b, s, n, d)
         if mask.bounds is None:
-            return _first(self._kernel(packed=False)(*tensors, **options)).transpose(1, 2)
+            return output_of(package.flash_attn_func(*tensors, **options)).transpose(1, 2)
         s, t = q.shape[2], k.shape[2]
         query_lengths, key_lengths = packed_lengths(mask, s, t)
-        out = self._kernel(packed=True)(
+        out = package.flash_attn_varlen_func(
             *(x.flatten(0, 1) for x in tensors),
             cu_seqlens_q=query_lengths,
             cu_seqlens_k=key_lengths,
@@ -50,46 +49,44 @@ class FlashBackend:
             max_seqlen_k=t,
             **options,
         )
-        heads: Tensor = _first(out).unflatten(0, (q.shape[0], s)).transpose(1, 2)
+        heads: Tensor = output_of(out).unflatten(0, (q.shape[0], s)).transpose(1, 2)
         return heads
 
-    def _kernel(self, packed: bool) -> Callable[..., Any]:
-        # Imported here: the package is optional, and takes seconds.
-        if self.version == 4:
-            from flash_attn.cute import (  # type: ignore[import-not-found]
-                flash_attn_func,
-                flash_attn_varlen_func,
-            )
-        elif self.version == 3:
-            from flash_attn_interface import (  # type: ignore[import-not-found]
-                flash_attn_func,
-                flash_attn_varlen_func,
-            )
-        else:
-            from flash_attn import (  # type: ignore[import-not-found]
-                flash_attn_func,
-                flash_attn_varlen_func,
-            )
-        kernel: Callable[..., Any] = flash_attn_varlen_func if packed else flash_attn_func
-        return kernel
-
     def _options(self, mask: AttentionMask, softmax: Softmax) -> dict[str, Any]:
-        window: tuple[int | None, int | None] = mask.window or (NO_BOUND, NO_BOUND)
+        window = mask.window or (NO_BOUND, NO_BOUND)
         if mask.causal and mask.window is not None:
             window = (mask.window[0], 0)
         options: dict[str, Any] = {"softmax_scale": softmax.scale, "causal": mask.causal}
-        if self.version == 4:
-            window = tuple(None if side == NO_BOUND else side for side in window)  # type: ignore[assignment]
-        else:
+        if self.version != 4:
             options["deterministic"] = self.deterministic
         if self.version == 2:
             options["dropout_p"] = softmax.dropout_p
         else:
             assert softmax.dropout_p == 0.0, "not chosen with dropout"
-        return options | {"window_size": window}
+        return options | {"window_size": window_of(self.version, window)}
 
 
-def _first(returned: Any) -> Tensor:
+def package_of(version: int) -> Any:
+    """The module with the functions of a generation."""
+    # Imported here: the package is optional, and takes seconds.
+    if version == 4:
+        import flash_attn.cute as package  # type: ignore[import-not-found]
+    elif version == 3:
+        import flash_attn_interface as package  # type: ignore[import-not-found]
+    else:
+        import flash_attn as package
+    return package
+
+
+def window_of(version: int, window: tuple[int, int]) -> tuple[int | None, int | None]:
+    """A window of `AttentionMask` as a generation writes it."""
+    if version != 4:
+        return window
+    left, right = (None if side == NO_BOUND else side for side in window)
+    return left, right
+
+
+def output_of(returned: Any) -> Tensor:
     """The output; newer versions return the log-sum-exp with it."""
     out: Tensor = returned[0] if isinstance(returned, tuple) else returned
     return out

@@ -2,7 +2,8 @@
 
 The new tokens of all sequences stand behind one another in one row, and each sequence has a table
 of the blocks that hold its keys. Here in torch, which copies the blocks of sequences together
-first; `kernels.paged` reads them in place. One opaque operator for `torch.compile`.
+first; `kernels.paged` and the flash-attn package (`paged_flash`) read them in place. One opaque
+operator for `torch.compile`.
 
 T new tokens of all sequences, R sequences, n query heads, g key and value heads, d head channels,
 d_v channels of a value, N blocks, B tokens of a block, M blocks of the longest sequence."""
@@ -18,6 +19,7 @@ from trainyard.attention.base import Softmax
 from trainyard.attention.kept import as_bytes
 from trainyard.attention.masks import NO_BOUND, AttentionMask, rule_matrix
 from trainyard.attention.one_query import one_query_attention
+from trainyard.attention.paged_flash import flash_over_blocks
 from trainyard.attention.sdpa import SdpaBackend
 from trainyard.kernels.available import TRITON
 
@@ -53,17 +55,19 @@ def paged_attention(
     layout: PagedLayout,
     softmax: Softmax,
     window: tuple[int, int] | None,
+    flash_version: int = 0,
 ) -> Tensor:
     """Causal attention of each new token to its sequence, whose keys are stored already.
 
     q: (T, n, d); keys: (N, B, g, d); values: (N, B, g, d_v), of q's type or E4M3, query head i
-    reading group i g / n. window: see `AttentionMask`. Returns (T, n, d_v)."""
+    reading group i g / n. window: see `AttentionMask`. flash_version: generation of flash-attn that
+    attends; 0: the kernel here, where it fits, or torch. Returns (T, n, d_v)."""
     assert not softmax.dropout_p, "a cache is not for training"
     assert softmax.bias is None, "no model with relative positions has a paged cache"
     out: Tensor = _PAGED(
         *(q, keys, values, softmax.sink, layout.tables, layout.starts, layout.lengths),
         *(layout.most_new, layout.most_keys, softmax.scale),
-        NO_BOUND if window is None else window[0],
+        *(NO_BOUND if window is None else window[0], flash_version),
     )
     return out
 
@@ -89,7 +93,7 @@ def row_attention(
     out: Tensor = _PAGED(
         *(q[:, :, 0], k.transpose(1, 2), v.transpose(1, 2), softmax.sink),
         *(places[:-1].unsqueeze(1), places, lengths, 1, most, softmax.scale),
-        NO_BOUND if window is None else window[0],
+        *(NO_BOUND if window is None else window[0], 0),
     )
     return out.unsqueeze(2)
 
@@ -98,7 +102,8 @@ def row_attention(
     "trainyard::paged_attention",
     mutates_args=(),
     schema="(Tensor q, Tensor keys, Tensor values, Tensor? sink, Tensor tables, Tensor starts, "
-    "Tensor lengths, int most_new, int most_keys, float scale, int left) -> Tensor",
+    "Tensor lengths, int most_new, int most_keys, float scale, int left, int flash_version) "
+    "-> Tensor",
 )
 def _paged(
     q: Tensor,
@@ -110,21 +115,18 @@ def _paged(
     lengths: Tensor,
     *constants: Any,
 ) -> Tensor:
-    most_new, most_keys, scale, left = constants
+    most_new, most_keys, scale, left, flash_version = constants
+    sizes = {"most_new": most_new, "most_keys": most_keys, "scale": scale, "sink": sink}
+    if flash_version:
+        sequences = (tables, starts, lengths)
+        return flash_over_blocks(flash_version, q, keys, values, sequences, left=left, **sizes)
     if not (TRITON and q.is_cuda) or not _fits_kernel(q, values):
         return gathered_attention(
             q, keys, values, (tables, starts, lengths), Softmax(scale, sink=sink), left
         )
     from trainyard.kernels.paged import paged_kernel
 
-    out: Tensor = paged_kernel(
-        *(q, keys, values, tables, starts, lengths),
-        most_new=most_new,
-        most_keys=most_keys,
-        scale=scale,
-        sink=sink,
-        window=left,
-    )
+    out: Tensor = paged_kernel(q, keys, values, tables, starts, lengths, window=left, **sizes)
     return out
 
 

@@ -34,12 +34,15 @@ class PagedKVCache:
         is_latent: bool = False,
         dtype: torch.dtype = torch.float32,
         kv_dtype: torch.dtype | None = None,
+        flash_version: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
         """heads: see `AttentionSizes.cached_heads`. layers: those with attention of this pipeline
         stage. states: of its other layers. kv_dtype: what keys and values are kept in, `dtype` or
-        E4M3; unset: the former. One block more is made, for tokens that belong to no sequence."""
+        E4M3; unset: the former. flash_version: see `paged_attention`. One block more is made, for
+        tokens that belong to no sequence."""
         self.num_blocks, self.block_size = num_blocks, block_size
+        self.flash_version = flash_version
         self.scratch = num_blocks
         """The block that no sequence has."""
         self.states = SlotStates({}) if states is None else states
@@ -82,6 +85,12 @@ class PagedKVCache:
         self._keys[layer][at] = as_bytes(kept_as(self._dtype, k))
         if v is not None:
             self._values[layer][at] = as_bytes(kept_as(self._dtype, v))
+
+    def clear(self, blocks: Tensor) -> None:
+        """Forget what earlier sequences left in blocks, as flash-attn needs it: from generation 3
+        on it may multiply what is behind a sequence by 0, and a NaN stays one."""
+        for kept in self.tensors():
+            kept.index_fill_(0, blocks, 0)
 
     def tensors(self) -> list[Tensor]:
         """Keys and values of all layers, those of 8 bits as bytes."""

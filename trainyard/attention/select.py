@@ -299,17 +299,23 @@ def probe_device(kind: str) -> Device:
 
 
 def _flash_attn_version(capability: tuple[int, int]) -> int:
-    """The newest installed generation that supports the device."""
-    if capability >= (9, 0) and _installed("flash_attn") and _installed("flash_attn.cute"):
+    """The newest installed generation that supports the device.
+
+    Generation 4 by its distribution: the package of generation 2 has an early flash_attn.cute, with
+    other arguments and without what that imports."""
+    if capability >= (9, 0) and _installed("flash_attn.cute") and _version("flash-attn-4"):
         return 4
     if capability[0] == 9 and _installed("flash_attn_interface"):
         return 3
-    if _installed("flash_attn"):
-        try:
-            return 2 if int(importlib.metadata.version("flash_attn").split(".")[0]) == 2 else 0
-        except importlib.metadata.PackageNotFoundError:
-            return 0
-    return 0
+    return 2 if _installed("flash_attn") and _version("flash_attn") == 2 else 0
+
+
+def _version(distribution: str) -> int | None:
+    """Its major version; None: not installed."""
+    try:
+        return int(importlib.metadata.version(distribution).split(".")[0])
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _installed(name: str) -> bool:

@@ -194,7 +194,8 @@ class CoreAttention(nn.Module):
         q: (s, 1, n, d). Returns (s, 1, n, d_v)."""
         keys, values = kv_cache.blocks(self.layer)
         softmax = Softmax(self.scale, sink=self._sink(q[:, 0]))
-        rows = paged_attention(q[:, 0], keys, values, kv_cache.layout, softmax, self.window)
+        layout, version = kv_cache.layout, kv_cache.flash_version
+        rows = paged_attention(q[:, 0], keys, values, layout, softmax, self.window, version)
         return rows.unsqueeze(1)
 
     def mask_of_cache(self, mask: AttentionMask, kv_cache: KVCache, num_new: int) -> AttentionMask:

@@ -62,6 +62,12 @@ class StepBatch:
         positions = np.arange(len(self.tokens)) + np.repeat(self.firsts - begins, self.counts)
         return positions, self.tables[rows, positions // block_size], positions % block_size
 
+    def begun_blocks(self, block_size: int) -> Ints:
+        """The blocks that get their first token."""
+        _, blocks, places = self.places(block_size)
+        begun: Ints = blocks[places == 0]
+        return begun
+
     def encoded(self) -> Ints:
         """All of it in one row."""
         sizes = [*self.tables.shape, len(self.tokens), len(self.logit_rows), len(self.score_rows)]

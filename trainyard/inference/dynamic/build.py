@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from trainyard.attention.paged_cache import PagedKVCache
+from trainyard.attention.paged_flash import BlockNeeds, problem_of_blocks
+from trainyard.attention.select import probe_device
 from trainyard.attention.slot_states import SlotStates
 from trainyard.errors import ConfigError
 from trainyard.inference.dynamic.blocks import BlockPool
@@ -72,6 +74,7 @@ def engine_of(
             f"parallel), and {groups.dims.world_size} were started; start {needed}"
         )
     _check_graphs(model.config, config, groups)
+    flash_version = _flash_version(model, config)
     if config.num_speculative_tokens and _has_states(model.config):
         raise ConfigError(
             f"--num-speculative-tokens {config.num_speculative_tokens}: a wrong guess cannot be "
@@ -82,8 +85,15 @@ def engine_of(
     length = min(max_seq_length or model.config.positions, model.config.positions)
     num_blocks, num_slots = cache_sizes(model, config, groups, length)
     size = config.inference_dynamic_batching_block_size
-    kv_dtype = kv_dtype_of(config.kv_cache_dtype)
-    cache = _cache(model, num_blocks, size, num_slots, groups.dims.tp, kv_dtype)
+    cache = _cache(
+        model,
+        num_blocks,
+        size,
+        num_slots,
+        groups.dims.tp,
+        kv_dtype=kv_dtype_of(config.kv_cache_dtype),
+        flash_version=flash_version,
+    )
     runner, link = PagedRunner(model, cache, groups, vocab_size), Link(groups, model.device)
     most = min(length, num_blocks * size)
     if config.inference_dynamic_batching_num_cuda_graphs:
@@ -132,7 +142,9 @@ def _cache(
     size: int,
     num_slots: int,
     tp: int,
+    *,
     kv_dtype: torch.dtype | None,
+    flash_version: int,
 ) -> PagedKVCache:
     """Blocks of `size` tokens and slots, of the layers of this stage."""
     config, layers = model.config, model.decoder.numbers
@@ -145,6 +157,7 @@ def _cache(
         states=SlotStates(empty_states(config, num_slots + 1, layers=layers, tp_size=tp, **on)),
         is_latent=config.latent.enabled,
         kv_dtype=kv_dtype,
+        flash_version=flash_version,
         **on,
     )
 
@@ -167,6 +180,32 @@ def _graphs(
     )
     graphs.record()
     return graphs
+
+
+def _flash_version(model: GPTModel, options: DynamicConfig) -> int:
+    """The generation of flash-attn that was asked for, 0 if none was; ConfigError if it cannot."""
+    if options.inference_attention_backend is None:
+        return 0
+    device, config = probe_device(model.device.type), model.config
+    kept = kv_dtype_of(options.kv_cache_dtype) or model.dtype
+    problem = "it takes no latents (--multi-latent-attention)" if config.latent.enabled else None
+    problem = problem or problem_of_blocks(
+        device,
+        BlockNeeds(
+            dtype=str(model.dtype).removeprefix("torch."),
+            kv_dtype=str(kept).removeprefix("torch."),
+            block_size=options.inference_dynamic_batching_block_size,
+            width=config.head_dim,
+            value_width=config.value_dim,
+            sink=config.softmax_type != "vanilla",
+        ),
+    )
+    if problem is not None:
+        raise ConfigError(
+            f"--inference-attention-backend {options.inference_attention_backend}: {problem}; "
+            "leave it out for the kernel of this package, or torch"
+        )
+    return device.flash_attn
 
 
 def _check_graphs(config: TransformerConfig, options: DynamicConfig, groups: ProcessGroups) -> None:

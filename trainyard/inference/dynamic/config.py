@@ -41,6 +41,9 @@ class DynamicConfig:
     kv_cache_dtype: Literal["fp8"] | None = None
     """Keep keys and values in E4M3 without a scale, half the memory of 16 bits; unset: in the type
     of the computation. Not for T5 and Retro in batches. The static engine does this too."""
+    inference_attention_backend: Literal["flash"] | None = execution(None)
+    """flash: the flash-attn package attends to keys and values in blocks; refused where none is
+    installed that can. Unset: a kernel of this package on GPUs, else torch."""
     num_speculative_tokens: int = execution(0)
     """Guess this many tokens from what followed the last tokens earlier in the text, and keep those
     that the model would have chosen."""

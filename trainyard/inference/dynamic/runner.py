@@ -46,9 +46,12 @@ class PagedRunner(Stepping):
         device, states = self.model.device, self.cache.states
         if not states.is_empty and len(begun := batch.slots[batch.firsts == 0]):
             states.clear(on_device([begun], device)[0])
+        size = self.cache.block_size
+        if self.cache.flash_version and len(begun := batch.begun_blocks(size)):
+            self.cache.clear(on_device([begun], device)[0])
         if self.graphs is not None and self.graphs.takes(batch):
             return StepOutput(self.graphs(batch), None)
-        tokens, self.cache.layout = layout_of(batch, self.cache.block_size, device)
+        tokens, self.cache.layout = layout_of(batch, size, device)
         if not states.is_empty:
             states.groups = state_groups(batch, device)
 

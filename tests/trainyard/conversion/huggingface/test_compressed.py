@@ -166,6 +166,28 @@ def test_a_folder_has_the_parameters_that_vllm_registers(
     assert read_quantization(document, "") == Quantization(method, strategy)
 
 
+def algorithm_of_tensorrt_llm(config: dict[str, Any]) -> str:
+    """What TensorRT-LLM's `_torch/quant_config_utils` makes of `quantization_config`."""
+    assert config["quant_method"] == "compressed-tensors"
+    (group,) = config["config_groups"].values()
+    weights, inputs = group["weights"], group["input_activations"]
+    if inputs is None or weights["num_bits"] != 8 or weights["strategy"] != "channel":
+        return "not read"
+    assert inputs["strategy"] == "token"
+    return "FP8_PER_CHANNEL_PER_TOKEN"
+
+
+def test_tensorrt_llm_reads_channels_of_fp8_alone() -> None:
+    """Its linear layer of that kind loads `weight` and `weight_scale`, flattened, under the names
+    that vLLM registers."""
+    found = {kind: algorithm_of_tensorrt_llm(Quantization(*kind).document()) for kind in KINDS}
+    assert found == {
+        ("fp8", "channel"): "FP8_PER_CHANNEL_PER_TOKEN",
+        ("fp8", "tensor"): "not read",
+        ("int8", "channel"): "not read",
+    }
+
+
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_our_reader_gives_number_times_scale(
