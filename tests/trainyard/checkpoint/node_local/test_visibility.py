@@ -70,7 +70,7 @@ def test_a_step_on_one_node_is_as_any_other(tmp_path: Path) -> None:
     steps = save(tmp_path, 7)
     found = steps.find(1, "digests", lambda url: None)
     assert found is not None
-    assert (found.step, found.readers) == (7, {})
+    assert (found.step, found.sight) == (7, None)
     manifest = read_manifest(str(tmp_path / "iter_0000007/manifest.json"))
     assert manifest is not None
     assert found.digest == manifest[0].output_digest
@@ -110,6 +110,6 @@ def test_a_copy_that_comes_late_goes_at_once() -> None:
 
 def test_tensors_of_a_node_are_bit_for_bit_those_of_the_run(tmp_path: Path) -> None:
     save(tmp_path, 7)
-    with open_scattered(str(tmp_path / "iter_0000007"), {}, "digests", 0, None) as checkpoint:
+    with open_scattered(str(tmp_path / "iter_0000007"), None, "digests") as checkpoint:
         for name, tensor in some_tensors(7).items():
             assert torch.equal(checkpoint.read(name), tensor), name
