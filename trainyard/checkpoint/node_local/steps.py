@@ -20,7 +20,7 @@ from trainyard.artifacts.inputs import read_digest
 from trainyard.artifacts.manifest import Manifest, read_listed, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.node_local.visibility import Visibility
+from trainyard.checkpoint.node_local.visibility import Ranges, Visibility, ranges_of
 from trainyard.checkpoint.ranks import Ranks
 from trainyard.checkpoint.sight import Sight
 from trainyard.checkpoint.steps import remove_step, step_folder, step_of
@@ -40,7 +40,7 @@ class PartialStep:
     step: int
     digest: str
     """Digest of the whole step, equal for all parts of one save."""
-    held: tuple[tuple[int, int], ...]
+    held: Ranges
     """The tensor files in this folder, as ranges of `tensor_files`: few, as those of a node have
     consecutive numbers."""
     lost: tuple[str, ...] = ()
@@ -62,17 +62,6 @@ class LocalStep:
 def tensor_files(manifest: Manifest) -> list[str]:
     """The tensor files of a step, sorted."""
     return sorted(record.path for record in manifest.files if record.path.endswith(TENSORS))
-
-
-def ranges_of(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Ascending numbers as ranges (begin, end)."""
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0], number + 1)
-        else:
-            found.append((number, number + 1))
-    return tuple(found)
 
 
 def partial_steps(root_url: str, lineage: str) -> list[PartialStep]:
@@ -150,7 +139,7 @@ class LocalSteps:
             asked = min(parts)
             url = join(self.root_url, step_folder(step))
             names = self._ranks.share(partial(_tensor_files_of, url), asked)
-            holders = _holders(names, parts)
+            holders = holders_of(names, parts)
             reason = next(self._reasons(url, parts, holders, verify, refused), None)
             if reason is None:
                 self._add_documents(url, parts)
@@ -230,7 +219,7 @@ class LocalSteps:
             store.delete_tree(self.root_url)
 
 
-def _holders(names: Sequence[str], parts: Mapping[int, PartialStep]) -> dict[str, list[int]]:
+def holders_of(names: Sequence[str], parts: Mapping[int, PartialStep]) -> dict[str, list[int]]:
     """The folders of each tensor file, ascending."""
     holders: dict[str, list[int]] = {name: [] for name in names}
     for rank in sorted(parts):
