@@ -1,4 +1,5 @@
-"""The row `load-local` of `benchmarks.growth`: one rank's plans of a load of a step on many nodes.
+"""The rows `load-local` and `load-index` of `benchmarks.growth`: one rank's part of the plans of a
+load of a step on many nodes.
 
 400 matrices, columns of them on each of the 8 ranks of a host, weights and three optimizer states;
 each host is a replica, and each rank has its share of the states. The hosts come back in another
@@ -6,6 +7,7 @@ order: all states are elsewhere."""
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,9 +17,17 @@ from typing import Any, TypeAlias
 
 import torch
 
-from trainyard.checkpoint.index import Located, TensorEntry, TensorPiece, locate
+from trainyard.checkpoint.index import (
+    Located,
+    TensorEntry,
+    TensorPiece,
+    encode_index,
+    locate,
+    parse_index,
+)
 from trainyard.checkpoint.node_local.steps import PartialStep, holders_of, ranges_of
 from trainyard.checkpoint.read_jobs import Request, num_sent
+from trainyard.checkpoint.safetensors.blocks import num_digits
 from trainyard.checkpoint.safetensors.file import TensorFile
 from trainyard.checkpoint.safetensors.header import Extent, TensorSpec
 from trainyard.checkpoint.scattered_load import (
@@ -107,12 +117,17 @@ class PlayedStep:
 
 def _piece(kind: str, host: int, name: str, offset: tuple[int, int], rows: int) -> TensorPiece:
     file = f"{kind}-{host:05d}.safetensors"
-    return TensorPiece(file, f"{name}@{offset[0]},{offset[1]}", offset, (rows, COLUMNS))
+    shape = (rows, COLUMNS)
+    digests = "0" * num_digits(TensorSpec(_dtype(name), shape))
+    return TensorPiece(file, f"{name}@{offset[0]},{offset[1]}", offset, shape, digests)
+
+
+def _dtype(name: str) -> str:
+    return "BF16" if name.startswith("model.") else "F32"
 
 
 def _entry(name: str, pieces: Sequence[TensorPiece]) -> TensorEntry:
-    dtype = "BF16" if name.startswith("model.") else "F32"
-    return TensorEntry(dtype, (ROWS, COLUMNS * TP), tuple(pieces))
+    return TensorEntry(_dtype(name), (ROWS, COLUMNS * TP), tuple(pieces))
 
 
 def states_of(hosts: int, rank: int) -> list[Request]:
@@ -174,6 +189,16 @@ def load_local(ranks: int, scratch: Path) -> Callable[[], None]:
         assert parse_schedules(around.told, around.rounds)
 
     return plan
+
+
+def load_index(ranks: int, scratch: Path) -> Callable[[], None]:
+    """What every rank reads before that: the index of the step, of all pieces."""
+    data = encode_index(PlayedStep.of(max(2, ranks // TP)).entries)
+
+    def read() -> None:
+        assert len(parse_index(json.loads(data), "index.json")) == MATRICES * (1 + len(STATES))
+
+    return read
 
 
 def _around(step: PlayedStep) -> Around:
