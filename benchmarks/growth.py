@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks import growth_cases as cases
 from benchmarks import growth_runs as runs
+from benchmarks.growth_load import load_index, load_local
 from benchmarks.measure import run_once
 
 
@@ -80,6 +81,13 @@ ROWS = {
         "reshard of n layers with optimizer states to core, tp 8", runs.reshard, (25, 50, 100)
     ),
     "load": Row("load plan of n ranks, 8 a replica", runs.load_plan, (100, 1000, 10_000)),
+    "load-local": Row(
+        "the same of a step on nodes that come back in another order, with optimizer states, 8 a "
+        "replica",
+        load_local,
+        (100, 1000, 10_000),
+    ),
+    "load-index": Row("index of that step, read by each rank", load_index, (100, 1000, 10_000)),
     "hang": Row("hang report of n ranks", runs.hang, (100, 1000, 10_000)),
     "blend": _blend_row(1000, "uniform", 10**7),
     "blend-even": _blend_row(1000, "even", 10**7),

@@ -112,7 +112,7 @@ def load_plan(ranks: int, scratch: Path) -> Callable[[], None]:
 
     from trainyard.checkpoint.copies import divide
     from trainyard.checkpoint.index import TensorEntry, TensorPiece, locate
-    from trainyard.checkpoint.shared_load import locate_all
+    from trainyard.checkpoint.read_jobs import locate_all
 
     shape, tp = (4096, 4096), 8
     entry = TensorEntry("BF16", shape, (TensorPiece("f.safetensors", "k", (0, 0), shape),))

@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks import growth_load
 from flows.gc.sweep import sweep
 from flows.recipes.recipe import read_recipe
 from flows.recipes.refresh import plan_refresh
@@ -35,6 +36,7 @@ from trainyard.artifacts.lines import file_record
 from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import join
+from trainyard.checkpoint.node_local.visibility import firsts_of
 from trainyard.checkpoint.plan import Slice, plan_files, plan_shards
 from trainyard.conversion.huggingface.config_read import read_config
 from trainyard.conversion.huggingface.read import class_tensors, open_huggingface
@@ -345,3 +347,21 @@ def test_a_plan_of_files_is_that_of_writers_that_hold_all_slices(num_shards: int
     every = slices(12)
     held = [list(every)] * num_shards
     assert plan_shards("model", every, num_shards) == plan_files("model", held, sys.maxsize)
+
+
+def test_a_rank_that_loads_from_nodes_plans_no_more_with_more_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth_load, "MATRICES", 20)
+
+    def counted(num_ranks: int) -> int:
+        return calls(growth_load.load_local(num_ranks, tmp_path))
+
+    assert grow(counted, 64) <= 1.2
+
+
+def test_ranks_that_see_one_folder_find_it_without_a_look_at_each_pair() -> None:
+    def counted(num_ranks: int) -> int:
+        return calls(lambda: firsts_of([((0, num_ranks),)] * num_ranks))
+
+    assert grow(counted, 100) <= LINEAR

@@ -29,6 +29,7 @@ from trainyard.checkpoint.safetensors.shard import (
     ShardFile,
     in_threads,
 )
+from trainyard.checkpoint.sight import Sight
 from trainyard.checkpoint.steps import (
     CONFIG,
     INDEX,
@@ -72,8 +73,8 @@ class ShardFiles(Generic[F]):
         self._cache = BlockCache()
         self._open: dict[str, F] = {}
         self._checked: set[str] = set()
-        self.readers: Mapping[str, Sequence[int]] = {}
-        """For files that not every rank can see, the ranks that can."""
+        self.sight: Sight | None = None
+        """Which ranks see which files, if not all see all."""
         for name, entry in index.items():
             if name.partition(".")[0] not in KINDS:
                 raise ArtifactError(

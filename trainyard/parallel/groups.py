@@ -244,12 +244,12 @@ class _Maker:
 T = TypeVar("T")
 
 
-def broadcast_object(value: T, group: ProcessGroup | None) -> T:
-    """The value of the first rank of the group, on all its ranks."""
+def broadcast_object(value: T, group: ProcessGroup | None, source: int = 0) -> T:
+    """The value of one rank of the group, on all its ranks. source: its place in the group."""
     if group is None:
         return value
     box: list[Any] = [value]
-    dist.broadcast_object_list(box, group_src=0, group=group)
+    dist.broadcast_object_list(box, group_src=source, group=group)
     received: T = box[0]
     return received
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
-from trainyard.checkpoint import shared_load
+from trainyard.checkpoint import read_jobs, shared_load
 from trainyard.checkpoint.layout import LocalTensors, ShardedTensor, slices_held
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
 from trainyard.checkpoint.safetensors import file as tensorfile
@@ -142,9 +142,9 @@ def load_together(url: str, small: bool) -> int:
         for name, held in sorted(layouts(rank, world).items())
         for part in slices_held(name, held)
     ]
-    most = 256 if small else shared_load.MOST_READ_BYTES
+    most = 256 if small else read_jobs.MOST_READ_BYTES
     with (
-        mock.patch.multiple(shared_load, LEAST_READ_BYTES=256, MOST_READ_BYTES=most),
+        mock.patch.multiple(read_jobs, LEAST_READ_BYTES=256, MOST_READ_BYTES=most),
         open_checkpoint(url, verify="digests") as checkpoint,
     ):
         size = shared_load.fill_together(checkpoint.files, checkpoint.locate, wanted, everyone())
@@ -234,7 +234,7 @@ def load_what_breaks(url: str) -> str:
         raise ArtifactError(f"{file.url}: ends too soon")
 
     held = torch.zeros(96, 40)
-    with mock.patch.multiple(shared_load, LEAST_READ_BYTES=1024, MOST_READ_BYTES=1024):
+    with mock.patch.multiple(read_jobs, LEAST_READ_BYTES=1024, MOST_READ_BYTES=1024):
         hurt = mock.patch.object(TensorFile, "load", broken)
         with hurt if dist.get_rank() == 1 else nullcontext():
             return error_of(open_checkpoint(url), {"model.both": held})

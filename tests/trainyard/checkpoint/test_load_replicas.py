@@ -16,8 +16,9 @@ from tests.trainyard.checkpoint.test_load_parallel import MATRIX, layouts, store
 from trainyard.checkpoint import copies, shared_load
 from trainyard.checkpoint.layout import LocalTensors, ShardedTensor, slices_held
 from trainyard.checkpoint.load import open_checkpoint, restore
+from trainyard.checkpoint.read_jobs import locate_all
 from trainyard.checkpoint.safetensors.file import TensorFile
-from trainyard.checkpoint.shared_load import LoadGroups, Replicas, locate_all
+from trainyard.checkpoint.shared_load import LoadGroups, Replicas
 from trainyard.errors import ArtifactError
 from trainyard.testing.pool import RankPool
 

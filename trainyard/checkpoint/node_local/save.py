@@ -227,9 +227,9 @@ class LocalSave:
         records = write_step(prepared, contents, ranks)  # documents only at the first rank
         visibility = self._steps.visibility
         if len(visibility.firsts) > 1:
-            sent = ranks.gather(lambda: read_documents(prepared.url) if ranks.rank == 0 else {})
+            sent = ranks.share(lambda: read_documents(prepared.url), 0)
             mine = visibility.is_first and ranks.rank != 0
-            ranks.gather(lambda: write_documents(prepared.url, sent[0]) if mine else None)
+            ranks.gather(lambda: write_documents(prepared.url, sent) if mine else None)
         return records
 
     def _prune(self, newest: int) -> None:

@@ -12,15 +12,17 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.inputs import read_digest
-from trainyard.artifacts.manifest import read_listed, read_manifest
+from trainyard.artifacts.manifest import Manifest, read_listed, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.node_local.visibility import Visibility
+from trainyard.checkpoint.node_local.visibility import Ranges, Visibility, ranges_of
 from trainyard.checkpoint.ranks import Ranks
+from trainyard.checkpoint.sight import Sight
 from trainyard.checkpoint.steps import remove_step, step_folder, step_of
 from trainyard.checkpoint.stored_step import Verify
 from trainyard.errors import ArtifactError
@@ -38,8 +40,11 @@ class PartialStep:
     step: int
     digest: str
     """Digest of the whole step, equal for all parts of one save."""
-    missing: tuple[str, ...]
-    """Files of the step that are not in this folder."""
+    held: Ranges
+    """The tensor files in this folder, as ranges of `tensor_files`: few, as those of a node have
+    consecutive numbers."""
+    lost: tuple[str, ...] = ()
+    """Documents of the step that are not in this folder."""
     faults: tuple[str, ...] = ()
     """Messages about files that differ from the published ones; they count as missing."""
 
@@ -50,8 +55,13 @@ class LocalStep:
 
     step: int
     digest: str
-    readers: Mapping[str, tuple[int, ...]]
-    """For files that not every rank sees, the ranks that do."""
+    sight: Sight | None
+    """Which ranks see which files; None if every rank sees all."""
+
+
+def tensor_files(manifest: Manifest) -> list[str]:
+    """The tensor files of a step, sorted."""
+    return sorted(record.path for record in manifest.files if record.path.endswith(TENSORS))
 
 
 def partial_steps(root_url: str, lineage: str) -> list[PartialStep]:
@@ -75,15 +85,18 @@ def _held(url: str, sizes: Mapping[str, int], lineage: str) -> PartialStep | Non
         return None
     if found is None or found[0].lineage != lineage:
         return None
-    missing, faults = [], []
+    missing, faults = set(), []
     for record in found[0].files:
         size = sizes.get(record.path)
         if size != record.size_bytes:
-            missing.append(record.path)
+            missing.add(record.path)
         if size not in (None, record.size_bytes):
             sizes_differ = f"{size} bytes, manifest.json says {record.size_bytes}"
             faults.append(f"{join(url, record.path)}: {sizes_differ}")
-    return PartialStep(step, found[0].output_digest, tuple(missing), tuple(faults))
+    names = tensor_files(found[0])
+    held = ranges_of([number for number, name in enumerate(names) if name not in missing])
+    lost = tuple(sorted(missing - set(names)))
+    return PartialStep(step, found[0].output_digest, held, lost, tuple(faults))
 
 
 def candidates(found: Sequence[Sequence[PartialStep]]) -> list[tuple[int, str]]:
@@ -123,9 +136,14 @@ class LocalSteps:
                 for held in steps
                 if (held.step, held.digest) == (step, digest)
             }
-            reason = next(self._reasons(step, parts, verify, refused), None)
+            asked = min(parts)
+            url = join(self.root_url, step_folder(step))
+            names = self._ranks.share(partial(_tensor_files_of, url), asked)
+            holders = holders_of(names, parts)
+            reason = next(self._reasons(url, parts, holders, verify, refused), None)
             if reason is None:
-                return self._complete(step, digest, parts)
+                self._add_documents(url, parts)
+                return LocalStep(step, digest, self._sight(holders))
             if self._ranks.rank == 0:
                 log.warning(
                     "skipping step %d in %s (%s): %s",
@@ -135,19 +153,15 @@ class LocalSteps:
 
     def _reasons(
         self,
-        step: int,
+        url: str,
         parts: Mapping[int, PartialStep],
+        holders: Mapping[str, Sequence[int]],
         verify: Verify,
         refused: Callable[[str], str | None],
     ) -> Iterator[str]:
         faults = [fault for rank in sorted(parts) for fault in parts[rank].faults]
-        gone = sorted(set.intersection(*(set(held.missing) for held in parts.values())))
-        lost = [
-            f"{name} is missing"
-            for rank in sorted(parts)
-            for name in parts[rank].missing
-            if not name.endswith(TENSORS)
-        ]
+        gone = [name for name, folders in holders.items() if not folders]
+        lost = [f"{name} is missing" for rank in sorted(parts) for name in parts[rank].lost]
         if faults and (gone or lost):
             yield f"damaged: {faults[0]}" + _more(len(faults))
         if gone:
@@ -158,7 +172,6 @@ class LocalSteps:
             )
         if lost:
             yield f"damaged: {lost[0]}" + _more(len(lost))
-        url = join(self.root_url, step_folder(step))
         asked = min(parts)
         reasons = self._ranks.gather(lambda: refused(url) if self._ranks.rank == asked else None)
         reason = reasons[asked]
@@ -175,7 +188,8 @@ class LocalSteps:
         if found is None:
             return []
         mates = self.visibility.ranks(first)
-        missing = set(parts[first].missing)
+        names, part = tensor_files(found[0]), parts[first]
+        missing = {*names, *part.lost}.difference(*(names[begin:end] for begin, end in part.held))
         here = [record for record in found[0].files if record.path not in missing]
         wrong = []
         for record in here[mates.index(self.visibility.rank) :: len(mates)]:
@@ -185,37 +199,44 @@ class LocalSteps:
                 wrong.append(f"{join(url, record.path)}: {digests}")
         return wrong
 
-    def _complete(self, step: int, digest: str, parts: Mapping[int, PartialStep]) -> LocalStep:
+    def _add_documents(self, url: str, parts: Mapping[int, PartialStep]) -> None:
         """Copy the documents to every folder that lacks them, such as that of a new node."""
-        url = join(self.root_url, step_folder(step))
-        if set(parts) != set(self.visibility.firsts):
-            source = min(parts)
-            documents = self._ranks.gather(
-                lambda: read_documents(url) if self._ranks.rank == source else {}
-            )
-            lacks = self.visibility.is_first and self._ranks.rank not in parts
-            self._ranks.gather(lambda: write_documents(url, documents[source]) if lacks else None)
-        gone = {name for held in parts.values() for name in held.missing}
-        readers: dict[str, tuple[int, ...]] = {}
-        for name in sorted(gone):
-            firsts = [first for first, held in parts.items() if name not in held.missing]
-            readers[name] = tuple(
-                r for first in sorted(firsts) for r in self.visibility.ranks(first)
-            )
-        # A folder without the step lacks all its tensor files.
-        if set(parts) != set(self.visibility.firsts):
-            everywhere = [r for first in sorted(parts) for r in self.visibility.ranks(first)]
-            found = read_manifest(join(url, MANIFEST))
-            assert found is not None, url
-            for record in found[0].files:
-                if record.path.endswith(TENSORS):
-                    readers.setdefault(record.path, tuple(everywhere))
-        return LocalStep(step, digest, readers)
+        if set(parts) == set(self.visibility.firsts):
+            return
+        documents = self._ranks.share(lambda: read_documents(url), min(parts))
+        lacks = self.visibility.is_first and self._ranks.rank not in parts
+        self._ranks.gather(lambda: write_documents(url, documents) if lacks else None)
+
+    def _sight(self, holders: Mapping[str, Sequence[int]]) -> Sight | None:
+        everywhere = len(self.visibility.firsts)
+        if all(len(folders) == everywhere for folders in holders.values()):
+            return None
+        return Sight(self.visibility.of_rank, holders)
 
     def remove(self) -> None:
         """Remove all folders, after the end of the run."""
         if self.visibility.is_first:
             store.delete_tree(self.root_url)
+
+
+def holders_of(names: Sequence[str], parts: Mapping[int, PartialStep]) -> dict[str, list[int]]:
+    """The folders of each tensor file, ascending."""
+    holders: dict[str, list[int]] = {name: [] for name in names}
+    for rank in sorted(parts):
+        for begin, end in parts[rank].held:
+            for name in names[begin:end]:
+                holders[name].append(rank)
+    return holders
+
+
+def _manifest_of(step_url: str) -> Manifest:
+    found = read_manifest(join(step_url, MANIFEST))
+    assert found is not None, step_url
+    return found[0]
+
+
+def _tensor_files_of(step_url: str) -> list[str]:
+    return tensor_files(_manifest_of(step_url))
 
 
 def _more(count: int) -> str:
@@ -227,9 +248,7 @@ def _more(count: int) -> str:
 
 def read_documents(step_url: str) -> dict[str, bytes]:
     """All files of a step except tensor files, the manifest last."""
-    manifest = read_manifest(join(step_url, MANIFEST))
-    assert manifest is not None, step_url
-    records = {r.path: r for r in manifest[0].files if not r.path.endswith(TENSORS)}
+    records = {r.path: r for r in _manifest_of(step_url).files if not r.path.endswith(TENSORS)}
     read = {name: read_listed(join(step_url, name), records[name]) for name in sorted(records)}
     return {**read, MANIFEST: store.read_bytes(join(step_url, MANIFEST))}
 

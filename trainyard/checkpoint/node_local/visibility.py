@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
@@ -57,6 +59,27 @@ class Visibility:
         return f"{count} folder{'s' if count > 1 else ''} on {shown}"
 
 
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""Numbers as ascending ranges (begin, end)."""
+
+
+def ranges_of(numbers: Iterable[int]) -> Ranges:
+    """Ascending numbers as ranges."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return tuple(found)
+
+
+def is_in(number: int, ranges: Ranges) -> bool:
+    """Whether some range has a number."""
+    at = bisect_right(ranges, number, key=lambda one: one[0])
+    return at > 0 and number < ranges[at - 1][1]
+
+
 def visible_to_all(ranks: Ranks) -> Visibility:
     """All ranks see the same folder, as at a URL."""
     world = ranks.world_size
@@ -77,23 +100,23 @@ def find_visibility(root_url: str, ranks: Ranks) -> Visibility:
     marks = ranks.gather(mark)
     names = [name for name, _ in marks]
 
-    def look() -> list[int]:
+    def look() -> Ranges:
         here = store.list_folder(root_url)
-        return [rank for rank, name in enumerate(names) if name in here]
+        return ranges_of([rank for rank, name in enumerate(names) if name in here])
 
     try:
         seen = ranks.gather(look)
     finally:
         store.delete(url)
-    return Visibility(_firsts(seen), tuple(host for _, host in marks), ranks.rank)
+    return Visibility(firsts_of(seen), tuple(host for _, host in marks), ranks.rank)
 
 
-def _firsts(seen: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def firsts_of(seen: Sequence[Ranges]) -> tuple[int, ...]:
     """For each rank, the first rank that it sees and that sees it. A slow file system may show
     less; then one folder counts as two, each with all files."""
     firsts: list[int] = []
-    for rank, others in enumerate(seen):
-        both = (other for other in others if other < rank and rank in seen[other])
-        first = min(both, default=rank)
+    for rank, ranges in enumerate(seen):
+        others = (other for begin, end in ranges for other in range(begin, min(end, rank)))
+        first = next((other for other in others if is_in(rank, seen[other])), rank)
         firsts.append(first if first == rank else firsts[first])
     return tuple(firsts)

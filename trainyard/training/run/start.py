@@ -160,7 +160,7 @@ class StartLoader:
             where = self.non_persistent_step
             if groups.rank == 0:
                 log.info("resuming from %s", where.description)
-            return open_scattered(where.url, where.found.readers, verify, groups.rank, groups.world)
+            return open_scattered(where.url, where.found.sight, verify)
         assert step is not None
         if groups.rank == 0:
             log.info("resuming from step %d in %s", step, self.config.save)

@@ -7,13 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.trainyard.checkpoint.samples import contents, some_tensors
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.node_local.read import open_scattered
 from trainyard.checkpoint.node_local.save import LocalSave
 from trainyard.checkpoint.node_local.steps import LocalSteps, PartialStep, candidates, partial_steps
-from trainyard.checkpoint.node_local.visibility import find_visibility, visible_to_all
+from trainyard.checkpoint.node_local.visibility import (
+    find_visibility,
+    firsts_of,
+    ranges_of,
+    visible_to_all,
+)
 from trainyard.checkpoint.ranks import ALONE, Ranks
 from trainyard.testing.pool import RankPool
 from trainyard.training.run.checkpointing import Retention
@@ -39,6 +46,18 @@ def test_ranks_of_one_folder_find_each_other_whatever_it_is_called(
         ((0, 1, 0), [0, 2], False),
     ]
     assert not list((tmp_path / "a").iterdir())
+
+
+@given(st.lists(st.sets(st.integers(0, 7)), min_size=8, max_size=8))
+def test_a_rank_belongs_to_the_first_that_it_sees_and_that_sees_it(sets: list[set[int]]) -> None:
+    seen = [sorted({*found, rank}) for rank, found in enumerate(sets)]
+    expected: list[int] = []
+    for rank, others in enumerate(seen):
+        both = [other for other in others if other <= rank and rank in seen[other]]
+        expected.append(rank if both[0] == rank else expected[both[0]])
+    ranges = [ranges_of(others) for others in seen]
+    assert firsts_of(ranges) == tuple(expected)
+    assert [[n for a, b in found for n in range(a, b)] for found in ranges] == seen
 
 
 def test_candidates_are_the_highest_first_and_of_two_saves_the_better_known() -> None:
@@ -70,7 +89,7 @@ def test_a_step_on_one_node_is_as_any_other(tmp_path: Path) -> None:
     steps = save(tmp_path, 7)
     found = steps.find(1, "digests", lambda url: None)
     assert found is not None
-    assert (found.step, found.readers) == (7, {})
+    assert (found.step, found.sight) == (7, None)
     manifest = read_manifest(str(tmp_path / "iter_0000007/manifest.json"))
     assert manifest is not None
     assert found.digest == manifest[0].output_digest
@@ -110,6 +129,6 @@ def test_a_copy_that_comes_late_goes_at_once() -> None:
 
 def test_tensors_of_a_node_are_bit_for_bit_those_of_the_run(tmp_path: Path) -> None:
     save(tmp_path, 7)
-    with open_scattered(str(tmp_path / "iter_0000007"), {}, "digests", 0, None) as checkpoint:
+    with open_scattered(str(tmp_path / "iter_0000007"), None, "digests") as checkpoint:
         for name, tensor in some_tensors(7).items():
             assert torch.equal(checkpoint.read(name), tensor), name
