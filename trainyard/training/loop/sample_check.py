@@ -22,7 +22,7 @@ from trainyard.errors import DataError, TrainyardError
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.ledger import digest_samples
-from trainyard.training.loop.seeds import generator_seed, microbatch_seed, step_digest
+from trainyard.training.loop.seeds import generator_seed, microbatch_seeds, step_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,10 @@ class SampleCheck:
         self.check_samples(consumed)
         dp, here = self._groups.dims.dp, self._groups.coordinates
         count = self._size.num_microbatches
-        places = {index: index * dp + here.dp for index in range(count)}
-        seeds = {i: microbatch_seed(self._seed, self._step, at) for i, at in places.items()}
+        seeds = microbatch_seeds(self._seed, self._step, range(here.dp, count * dp, dp))
         for (chunk, index), found in consumed.seeds.items():
             expected = generator_seed(seeds[index], here.tp, here.cp, chunk)
-            if any(seed != expected for seed in found):
+            if found.count(expected) != len(found):
                 raise self._mismatch(
                     f"micro-batch {index}: the generators of its dropout were seeded with {found} "
                     f"instead of {expected}"
