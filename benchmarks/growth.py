@@ -6,6 +6,7 @@
 
 An exponent of 1 is linear: time ~ size ** exponent, from the two largest sizes. Each size runs in
 a process of its own. What it needs is made ready before the time is taken, yet counts as memory.
+Some rows count files or requests instead of seconds.
 
 FOLDER holds Megatron-Core's compiled helpers (`helpers_cpp*.so` of the wheel `megatron-core`, in
 `megatron/core/datasets`): rows that have a peer then show its seconds, and check equal bytes."""
@@ -27,6 +28,7 @@ from typing import Any
 from benchmarks import growth_cases as cases
 from benchmarks import growth_runs as runs
 from benchmarks.growth_load import load_index, load_local
+from benchmarks import growth_servers as servers
 from benchmarks.measure import run_once
 
 
@@ -39,6 +41,8 @@ class Row:
     sizes: tuple[int, int, int]
     peer: cases.Prepare | None = None
     """The same work by Megatron-Core's helpers."""
+    unit: str = ""
+    """What the work returns, if that is measured and not its processor seconds."""
 
 
 def _blend_row(datasets: int, kind: str, most: int) -> Row:
@@ -54,6 +58,12 @@ ROWS = {
     "outputs": Row("index of n datasets of a folder", cases.index_outputs, (100, 300, 1000)),
     "inputs": Row("second run of the same", cases.index_again, (100, 300, 1000)),
     "merge": Row("merge of n pairs", cases.merge_pairs, (100, 300, 1000)),
+    "requests": Row(
+        "inputs of a merge of n pairs in an object store",
+        servers.merge_requests,
+        (30, 100, 300),
+        unit="requests",
+    ),
     "virtual": Row("merge --virtual of n pairs", cases.merge_virtual, (100, 300, 1000)),
     "parts": Row(
         "100,000 sequences of a virtual dataset of n pairs", cases.read_virtual, (100, 300, 1000)
@@ -62,6 +72,12 @@ ROWS = {
     "files": Row("a job of n files, all tokenized before", cases.files_again, (100, 300, 1000)),
     "document": Row(
         "tokenize of a document of n bytes", cases.one_document, (10**7, 3 * 10**7, 10**8)
+    ),
+    "flow": Row(
+        "prepare-corpus of n small files: flow and Prefect's server",
+        servers.prepare_corpus,
+        (30, 100, 300),
+        unit="CPU s",
     ),
     "refresh": Row("corpus-refresh plans n sources", cases.refresh, (300, 1000, 3000)),
     "gc": Row("gc of a corpus in n parts", cases.collect, (300, 1000, 3000)),
@@ -109,7 +125,23 @@ ROWS = {
     "start": Row(
         "second start of a rank on n documents", cases.start, (1_000_000, 10_000_000, 100_000_000)
     ),
-    "step": Row("a rank's check of a step of n samples, dp 64", cases.step, (1024, 4096, 16_384)),
+    "step": Row(
+        "rank 0's check and digests of a step of n samples of 1,000 datasets, dp 64; 100 steps",
+        partial(runs.step, 0),
+        (1024, 4096, 16_384),
+    ),
+    "step-others": Row("the same on another rank", partial(runs.step, 1), (1024, 4096, 16_384)),
+    "history": Row(
+        "ledger and timings that a training of n steps holds, of which each 1,000th is kept",
+        runs.history,
+        (3000, 30_000, 300_000),
+    ),
+    "step-files": Row(
+        "files of a step of n ranks on hosts of 8, from the plan",
+        runs.step_files,
+        (400, 2000, 10_000),
+        unit="files",
+    ),
 }
 
 
@@ -127,7 +159,7 @@ def main() -> None:
         if given.one:
             _measure_here(given.rows[0], int(given.one[0]), given.one[1], scratch, given)
             return
-        print("| what | sizes | CPU s | exponent | peak MB | Megatron-Core |")
+        print("| what | sizes | CPU s, or counts | exponent | peak MB | Megatron-Core |")
         print("| --- | --- | --- | --- | --- | --- |")
         for name in given.rows or ROWS:
             print(_line(name, scratch, given.megatron_helpers), flush=True)
@@ -136,19 +168,21 @@ def main() -> None:
 def _line(name: str, scratch: Path, helpers: Path | None) -> str:
     row = ROWS[name]
     ours = [_measured(name, size, "ours", scratch, helpers) for size in row.sizes]
-    seconds, peaks = [one["seconds"] for one in ours], [one["peak_mb"] for one in ours]
+    figures, peaks = [one["figure"] for one in ours], [one["peak_mb"] for one in ours]
     peer = ""
     if row.peer is not None and helpers is not None:
         theirs = [_measured(name, size, "peer", scratch, helpers) for size in row.sizes]
         for one, other in zip(ours, theirs, strict=True):
             if one["digest"] != other["digest"]:
                 raise RuntimeError(f"{name}: other bytes than Megatron-Core's")
-        peer = ", ".join(f"{one['seconds']:.2f}" for one in theirs) + " s, "
+        peer = ", ".join(f"{one['figure']:.2f}" for one in theirs) + " s, "
         peer += f"{theirs[-1]['peak_mb']:.0f} MB, equal bytes"
     sizes = ", ".join(f"{size:,}" for size in row.sizes)
-    exponent = math.log(max(seconds[2], 1e-6) / max(seconds[1], 1e-6))
+    exponent = math.log(max(figures[2], 1e-6) / max(figures[1], 1e-6))
     exponent /= math.log(row.sizes[2] / row.sizes[1])
-    found = ", ".join(f"{one:.3g}" for one in seconds)
+    found = ", ".join(f"{one:,}" if isinstance(one, int) else f"{one:.3g}" for one in figures)
+    if isinstance(figures[0], int):
+        found += f" {row.unit}"
     most = ", ".join(f"{one:.0f}" for one in peaks)
     return f"| {row.what} (`{name}`) | {sizes} | {found} | {exponent:.2f} | {most} | {peer} |"
 
@@ -172,10 +206,13 @@ def _measure_here(name: str, size: int, who: str, scratch: Path, given: argparse
     prepare = row.prepare if who == "ours" else row.peer
     assert prepare is not None
     seconds, result = _timed(prepare(size, scratch))
+    if row.unit:
+        print(json.dumps({"figure": result}))
+        return
     digest = hashlib.blake2b()
     for array in result or ():
         digest.update(array.data.cast("B"))
-    print(json.dumps({"seconds": seconds, "digest": digest.hexdigest()}))
+    print(json.dumps({"figure": seconds, "digest": digest.hexdigest()}))
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:

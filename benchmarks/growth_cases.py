@@ -195,7 +195,8 @@ def collect(count: int, scratch: Path) -> Callable[[], None]:
 # --- data ---------------------------------------------------------------------------------------
 
 
-def _weights(count: int, kind: str = "uniform") -> list[float]:
+def weights_of(count: int, kind: str = "uniform") -> list[float]:
+    """Weights of datasets, whose sum is 1."""
     random = np.random.default_rng(SEED)
     drawn = np.ones(count)
     if kind == "uniform":
@@ -212,7 +213,7 @@ def blend(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], An
     from trainyard.datasets import blend as blends
     from trainyard.datasets.index_cache import IndexCache
 
-    weights, folder = _weights(datasets, kind), scratch / f"blend-{datasets}-{size}"
+    weights, folder = weights_of(datasets, kind), scratch / f"blend-{datasets}-{size}"
     shutil.rmtree(folder, ignore_errors=True)
     blends.start(datasets)
 
@@ -230,7 +231,7 @@ def blend_peer(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[
     folder = scratch / f"blend-peer-{datasets}-{size}"
     folder.mkdir(exist_ok=True)
     # Ours normalises its weights once more.
-    weights = np.array(_weights(datasets, kind))
+    weights = np.array(weights_of(datasets, kind))
     weights /= weights.sum()
 
     def build() -> Any:
@@ -316,28 +317,3 @@ def _write_index(prefix: str, count: int) -> None:
         out.truncate(200 * count)
     for ending in (".idx", ".bin"):
         os.utime(prefix + ending, (1e9, 1e9))
-
-
-def step(size: int, scratch: Path) -> Callable[[], None]:
-    """Samples and seeds that a rank other than 0 expects of a step, from a blend of 1,000 datasets;
-    a hundred steps."""
-    from trainyard.datasets.blend import blend
-    from trainyard.datasets.blended import Blended
-    from trainyard.datasets.sample_format import ids_in_one_source
-    from trainyard.training.loop.seeds import microbatch_seed
-
-    class Source:
-        def ids(self, indices: Any) -> Any:
-            return ids_in_one_source(indices)
-
-    blended: Any = Blended([Source()] * 1000, *blend(_weights(1000), 100 * size))  # type: ignore[list-item]
-    dp = 64
-
-    def check() -> None:
-        for number in range(100):
-            places = np.arange(number * size, (number + 1) * size).reshape(-1, dp, 1)[:, 1]
-            blended.ids(places.ravel())
-            for micro in range(size // dp):
-                microbatch_seed(SEED, number, micro * dp + 1)
-
-    return check

@@ -9,8 +9,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.growth_cases import run_command
+from benchmarks.growth_cases import SEED, run_command, weights_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from trainyard.training.loop.ledger import StepRecord
 
 
 def run_manifest(count: int, scratch: Path) -> Callable[[], None]:
@@ -33,9 +40,18 @@ def run_manifest(count: int, scratch: Path) -> Callable[[], None]:
     return look
 
 
+def _record(step: int, steps: int) -> StepRecord:
+    from trainyard.training.loop.ledger import StepRecord
+
+    record = StepRecord(step, 8 * step, 1024 * step, 8, 9.0 / (1 + step / steps))
+    record.learning_rate, record.weight_decay, record.grad_norm = 1e-4, 0.01, 1.5
+    record.samples = record.rng = f"{step:016x}"
+    return record
+
+
 def _write_steps(folder: Path, count: int) -> str:
     """A ledger and timings of so many steps; the digest that the ledger leads to."""
-    from trainyard.training.loop.ledger import StepRecord, chain
+    from trainyard.training.loop.ledger import chain
 
     folder.mkdir(exist_ok=True, parents=True)
     digest = ""
@@ -44,10 +60,7 @@ def _write_steps(folder: Path, count: int) -> str:
         (folder / "timings.jsonl").open("w") as timings,
     ):
         for step in range(1, count + 1):
-            record = StepRecord(step, 8 * step, 1024 * step, 8, 9.0 / (1 + step / count))
-            record.learning_rate, record.weight_decay, record.grad_norm = 1e-4, 0.01, 1.5
-            record.samples = record.rng = f"{step:016x}"
-            line = record.line()
+            line = _record(step, count).line()
             digest = chain([line], digest)
             ledger.write(line + "\n")
             timing = {"step": step, "ms": 100.0, "tokens_per_second": 1e5, "tflops_per_gpu": 30.0}
@@ -87,6 +100,72 @@ def resume(count: int, scratch: Path) -> Callable[[], None]:
         assert ledger.fault == ""
 
     return look
+
+
+def step(rank: int, size: int, scratch: Path) -> Callable[[], None]:
+    """What a rank does to compare a hundred steps of a blend of 1,000 datasets with the ledger's
+    order: its own samples and seeds, and on rank 0 the digests over all ranks."""
+    import numpy as np
+
+    from trainyard.datasets.blend import blend
+    from trainyard.datasets.blended import Blended
+    from trainyard.datasets.config import DataConfig
+    from trainyard.parallel.dims import ParallelDims
+    from trainyard.parallel.groups import ProcessGroups
+    from trainyard.training.loop.batch_size import BatchSize
+    from trainyard.training.loop.data import RunData
+    from trainyard.training.loop.sample_check import ConsumedSamples, SampleCheck
+    from trainyard.training.loop.seeds import generator_seed, microbatch_seed
+
+    steps, datasets, random = 100, 1000, np.random.default_rng(SEED)
+    chosen, within = blend(weights_of(datasets), steps * size)
+    counts = np.bincount(chosen, minlength=datasets).tolist()
+
+    class Source:
+        def __init__(self, count: int) -> None:
+            self.order = random.permutation(count).astype(np.uint32)
+
+        def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
+            return self.order[indices]
+
+    blended: Any = Blended([Source(count) for count in counts], chosen, within)  # type: ignore[type-var]
+    batch = BatchSize(size, micro_batch_size=1, dp=64)
+    groups = ProcessGroups(ParallelDims(dp=batch.dp), rank)
+    data = RunData(DataConfig(data_path=("none",)), blended, (), batch, rank)
+    expected = data.expected_samples(0)
+
+    def consumed(number: int) -> ConsumedSamples:
+        taken = ConsumedSamples(number, batch.num_microbatches)
+        own = np.arange((number - 1) * size, number * size)[rank :: batch.dp]
+        taken.ids = list(blended.ids(own)[:, None])
+        for micro in range(batch.num_microbatches):
+            seed = microbatch_seed(SEED, number, micro * batch.dp + rank)
+            taken.seeds[0, micro] = (generator_seed(seed, 0, 0, 0),)
+        return taken
+
+    every = [consumed(number) for number in range(1, steps + 1)]
+
+    def check() -> None:
+        for number, taken in enumerate(every, 1):
+            SampleCheck(number, batch, SEED, groups, expected).check(taken)
+
+    return check
+
+
+def history(steps: int, scratch: Path) -> Callable[[], None]:
+    """What a training keeps of its steps, on the way to steps that stay."""
+    from trainyard.training.loop.ledger import Ledger
+    from trainyard.training.loop.throughput import StepTiming, StepTimings
+
+    def train() -> None:
+        ledger, timings = Ledger(), StepTimings()
+        for number in range(1, steps + 1):
+            ledger.add(_record(number, steps))
+            timings.append(StepTiming(number, 100.0, 1e5, 30.0, 0.1, 10**9))
+            if number % 1000 == 0:
+                ledger.forget()
+
+    return train
 
 
 # --- checkpoints and ranks ----------------------------------------------------------------------
@@ -158,6 +237,54 @@ def hang(ranks: int, scratch: Path) -> Callable[[], None]:
         assert f"rank {ranks // 2} is behind" in str(ended[0]), ended
 
     return report
+
+
+def step_files(ranks: int, scratch: Path) -> Callable[[], int]:
+    """Files of a GPT of 100 layers, 8,192 wide: tp 8, pp 5, a distributed optimizer."""
+    from trainyard.checkpoint.plan import Slice
+    from trainyard.checkpoint.save import plan_step
+
+    width, layers, tp, pp = 8192, 100, 8, 5
+    dp = ranks // (tp * pp)
+    matrices = {"qkv": (3 * width, width, 0), "proj": (width, width, 1)}
+    matrices |= {"fc1": (4 * width, width, 0), "fc2": (width, 4 * width, 1)}
+
+    def of_model(tensor: int, layer: int) -> list[Slice]:
+        """A layer's part of one rank of tensor parallelism."""
+        slices = []
+        for name, (rows, columns, dim) in matrices.items():
+            shape = [rows, columns]
+            shape[dim] //= tp
+            offset = [0, 0]
+            offset[dim] = tensor * shape[dim]
+            where = (rows, columns), tuple(offset), tuple(shape)
+            slices.append(Slice(f"model.{layer}.{name}", "BF16", *where))
+        return slices
+
+    def of_optimizer(replica: int, stage: int, tensor: int) -> list[Slice]:
+        """Weights and moments in fp32 of a rank's part of the stage."""
+        total = 12 * width * width * layers // (tp * pp)
+        own = total // dp
+        return [
+            Slice(
+                f"optimizer.{kind}.{stage}.{tensor}", "F32", (own * dp,), (own * replica,), (own,)
+            )
+            for kind in ("weights", "exp_avg", "exp_avg_sq")
+        ]
+
+    held = []
+    for replica in range(dp):
+        for stage in range(pp):
+            of_stage = range(stage * layers // pp, (stage + 1) * layers // pp)
+            for tensor in range(tp):
+                model = [part for layer in of_stage for part in of_model(tensor, layer)]
+                held.append(model + of_optimizer(replica, stage, tensor))
+
+    def plan() -> int:
+        hosts = [rank - rank % 8 for rank in range(ranks)]
+        return len(plan_step(held, 4 * 2**30, hosts))
+
+    return plan
 
 
 SMALL_GPT = {

@@ -11,12 +11,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from benchmarks import growth_load
@@ -48,7 +51,16 @@ from trainyard.corpus.unit_sizes import (
     unit_bytes_for,
 )
 from trainyard.corpus.units import InputFile, plan_units, share_of
+from trainyard.datasets.blended import Blended
+from trainyard.datasets.config import DataConfig
+from trainyard.parallel.dims import ParallelDims
+from trainyard.parallel.groups import ProcessGroups
 from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.training.loop.batch_size import BatchSize
+from trainyard.training.loop.data import RunData
+from trainyard.training.loop.ledger import digest_samples
+from trainyard.training.loop.sample_check import ConsumedSamples, SampleCheck
+from trainyard.training.loop.seeds import microbatch_seed
 
 TIMES = 4
 """How much larger the second size is."""
@@ -182,6 +194,32 @@ def test_a_hugging_face_folder_is_opened_in_steps_proportional_to_its_tensors(
 
     counted(1)  # torch imports what converts shapes
     assert grow(counted, 10) <= LINEAR
+
+
+def test_rank_0_digests_a_larger_batch_in_as_many_calls() -> None:
+    """Numpy's calls are over all samples, and no loop of Python's is."""
+    datasets, counts = 20, []
+    for dp in (8, 8 * TIMES):
+        samples = np.arange(4 * dp)
+        sources: Any = [Numbered()] * datasets
+        blended = Blended(sources, (samples % datasets).astype(np.int16), samples)
+        size, groups = BatchSize(len(samples), 1, dp), ProcessGroups(ParallelDims(dp=dp), 0)
+        data = RunData(DataConfig(data_path=("none",)), blended, (), size, 0)
+        check = SampleCheck(1, size, 7, groups, data.expected_samples(0))
+        taken = ConsumedSamples(1, size.num_microbatches)
+        for micro, own in enumerate(samples[::dp]):
+            taken.ids.append(blended.ids(np.array([own])))
+            taken.seeds[0, micro] = (microbatch_seed(7, 1, micro * dp),)
+        counts.append(calls(partial(check.check, taken)))
+        assert check.samples == digest_samples(blended.ids(samples))
+    assert counts[0] == counts[1]
+
+
+class Numbered:
+    """A source whose samples are numbered as they come."""
+
+    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return indices
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,17 @@ from numpy.typing import NDArray
 from trainyard.datasets.sample_format import Dataset, Sample
 
 
-class PrefetchableDataset(Dataset, Protocol):
-    """A dataset that fetches announced samples ahead."""
+class SourceDataset(Dataset, Protocol):
+    """A dataset that can be part of a blend: it fetches announced samples ahead."""
+
+    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+        """(n,) the second column of `ids`."""
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Say which samples will be asked for soon."""
 
 
-S = TypeVar("S", bound=PrefetchableDataset)
+S = TypeVar("S", bound=SourceDataset)
 
 
 class Blended(Generic[S]):
@@ -55,15 +58,16 @@ class Blended(Generic[S]):
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): the source's number, and the sample's number in it."""
         # Sorted once: a look at all samples for each of a thousand sources would be slow.
-        order = np.argsort(self.dataset_index[indices], kind="stable")
-        by_source = indices[order]
-        sources, samples = self.dataset_index[by_source], self.dataset_sample_index[by_source]
-        present, first = np.unique(sources, return_index=True)
+        chosen = self.dataset_index[indices]
+        order = np.argsort(chosen, kind="stable")
+        sources, samples = chosen[order], self.dataset_sample_index[indices[order]]
+        first = np.flatnonzero(np.diff(sources, prepend=-1))
         bounds = pairwise([*first.tolist(), len(samples)])
-        numbers = np.empty_like(samples)
-        for source, (begin, end) in zip(present.tolist(), bounds, strict=True):
-            numbers[begin:end] = self.datasets[source].ids(samples[begin:end])[:, 1]
+        numbers = [
+            self.datasets[source].numbers(samples[begin:end])
+            for source, (begin, end) in zip(sources[first].tolist(), bounds, strict=True)
+        ]
         ids = np.empty((len(indices), 2), np.int64)
-        ids[order, 0] = sources
-        ids[order, 1] = numbers
+        ids[:, 0] = chosen
+        ids[order, 1] = np.concatenate(numbers)
         return ids

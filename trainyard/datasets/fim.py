@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,9 @@ class Texts(Protocol):
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2) source and sample number of each index."""
 
+    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+        """(n,) the sample numbers alone."""
+
     def prefetch(self, indices: Sequence[int]) -> None:
         """Announce samples that will be read soon."""
 
@@ -70,6 +73,10 @@ class FIMDataset:
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2) source and sample number of each index."""
         return self.texts.ids(indices)
+
+    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+        """(n,) the sample numbers alone."""
+        return self.texts.numbers(indices)
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Announce samples that will be read soon."""

@@ -102,7 +102,11 @@ class GPTDataset:
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): 0, and the sample's number before shuffling."""
-        return ids_in_one_source(self.indices.shuffle_index[indices])
+        return ids_in_one_source(self.numbers(indices))
+
+    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+        """(n,) the numbers of samples before shuffling."""
+        return self.indices.shuffle_index[indices]
 
     def text(self, index: int) -> NDArray[np.int64]:
         """(s + 1,) tokens, filled with the pad id behind the end of the documents."""

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from trainyard.errors import ConfigError
 
+MADE_TOGETHER = 1 << 16
+"""Samples in order whose groups are views of one array. An array for each takes 10 times longer."""
+
 Permutation = Callable[[int, int], NDArray[np.int64]]
 """(epoch, n) -> a permutation of n, the same for every process."""
 
@@ -77,9 +80,11 @@ class WholeShare(Sequence[list[int]]):
 
 def single(shape: SamplerShape, consumed: int) -> Iterator[NDArray[np.int64]]:
     """Groups of samples in order, once; a last partial group is dropped."""
-    for first in range(consumed, shape.num_samples - shape.per_step + 1, shape.per_step):
-        group = np.arange(first, first + shape.per_step, dtype=np.int64)
-        yield group.reshape(shape.dp, shape.micro_batch_size)
+    end = consumed + (shape.num_samples - consumed) // shape.per_step * shape.per_step
+    length = max(1, MADE_TOGETHER // shape.per_step) * shape.per_step
+    for first in range(consumed, end, length):
+        numbers = np.arange(first, min(first + length, end), dtype=np.int64)
+        yield from numbers.reshape(-1, shape.dp, shape.micro_batch_size)
 
 
 def cyclic(

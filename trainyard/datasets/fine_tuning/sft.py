@@ -128,7 +128,11 @@ class SFTDataset:
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): 0, and the number of the line, or of the group of lines."""
-        return ids_in_one_source(indices % self._count)
+        return ids_in_one_source(self.numbers(indices))
+
+    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) the number of the line, or of the group of lines."""
+        return indices % self._count
 
     def __getitem__(self, index: int) -> Sample:
         """tokens, labels, position_ids int64 (s,), loss_mask float32 (s,); with packing also

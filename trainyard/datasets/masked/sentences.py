@@ -133,7 +133,11 @@ class SentenceDataset(Generic[Format]):
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): 0, and the number of the sample."""
-        return ids_in_one_source(indices)
+        return ids_in_one_source(self.numbers(indices))
+
+    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) the number of the sample."""
+        return indices
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Say which samples will be asked for soon."""

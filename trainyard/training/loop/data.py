@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -93,10 +94,12 @@ class RunData:
         train = self.train
         if isinstance(train, ExternalData):
             return None
-        groups = sample_groups(self.config, self._shape(train), consumed)
+        shape = self._shape(train)
+        groups = sample_groups(self.config, shape, consumed)
 
         def next_step(num_microbatches: int) -> NDArray[np.int64]:
-            return np.stack([next(groups) for _ in range(num_microbatches)])
+            taken = np.concatenate([*islice(groups, num_microbatches)])
+            return taken.reshape(num_microbatches, shape.dp, shape.micro_batch_size)
 
         return ExpectedSamples(next_step, train.ids)
 

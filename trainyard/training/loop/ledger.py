@@ -8,9 +8,10 @@
 - `samples`: digest of the ids of the step's samples, in order, over all ranks. Before the update,
   each rank compares the ids in its own batches with its part (sample_check.py). The digest does not
   cover the tokens of the samples.
-- `rng`: digest of the seeds of the step's micro-batches. At the start of each forward pass, each
-  rank compares them with the seeds of its CPU and CUDA generators. The digest covers neither how
-  many numbers are drawn, nor generators that a user's model seeds itself.
+- `rng`: digest of the seeds of the step's micro-batches: of their number, the first and the last.
+  Each rank compares its own with the seeds of its CPU and CUDA generators, at the start of each
+  forward pass. The digest covers neither how many numbers are drawn, nor generators that a user's
+  model seeds itself. Earlier versions digested every seed (seeds.py).
 - `loss_scale`: of the step, in fp16. `skipped`: a gradient overflowed, so there was no update.
   `passed_over`: a step of --iterations-to-skip.
 - `num_zeros`, `params_norm`: on request.
@@ -26,7 +27,7 @@
   `validation_losses`. A line of step 0 has nothing else. `test_loss` and `test_losses` likewise, in
   the last line.
 
-Rank 0 writes the ledger. The records of other ranks have neither `samples` nor `rng`.
+Rank 0 writes the ledger. The records of other ranks have no `samples`.
 
 Floats are written so that they read back to the same bits."""
 

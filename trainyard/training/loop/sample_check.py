@@ -6,8 +6,8 @@ dropout. Each batch carries the ids of its samples (`loader.SAMPLE_IDS`), and ea
 the seed that it was given. Every rank compares its own part of a step before any parameter is
 updated. A rank that finds a difference ends before the sums that all ranks wait for, so that no
 rank updates anything. The digests of a step that updated parameters are therefore right, with no
-communication. Only rank 0 computes them, since it writes the ledger: with 10,000 samples a step
-they take as long as a small step itself."""
+communication. Rank 0, which writes the ledger, computes that of the samples of all ranks: 16,384 of
+a thousand datasets take it 1.4 ms, so the parts of the ranks are not combined."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainyard.errors import DataError, TrainyardError
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.ledger import digest_samples
-from trainyard.training.loop.seeds import generator_seed, microbatch_seed, step_digest
+from trainyard.training.loop.seeds import generator_seed, microbatch_seeds, step_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class SampleCheck:
         self.samples: str | None = ""
         """Digest of the samples of all ranks, after the comparison; None on ranks other than 0."""
         self.rng: str | None = None
-        """Digest of the seeds of all ranks, after the comparison; None on ranks other than 0."""
+        """Digest of the seeds of all ranks, after the comparison."""
         self._step, self._size, self._seed = step, size, seed
         self._groups = groups
         self._expected = expected
@@ -94,11 +94,10 @@ class SampleCheck:
         self.check_samples(consumed)
         dp, here = self._groups.dims.dp, self._groups.coordinates
         count = self._size.num_microbatches
-        places = {index: index * dp + here.dp for index in range(count)}
-        seeds = {i: microbatch_seed(self._seed, self._step, at) for i, at in places.items()}
+        seeds = microbatch_seeds(self._seed, self._step, range(here.dp, count * dp, dp))
         for (chunk, index), found in consumed.seeds.items():
             expected = generator_seed(seeds[index], here.tp, here.cp, chunk)
-            if any(seed != expected for seed in found):
+            if found.count(expected) != len(found):
                 raise self._mismatch(
                     f"micro-batch {index}: the generators of its dropout were seeded with {found} "
                     f"instead of {expected}"
@@ -106,8 +105,7 @@ class SampleCheck:
         computed = {index for _, index in consumed.seeds}
         if computed != set(range(count)):
             raise self._mismatch(f"{len(computed)} of its {count} micro-batches were computed")
-        if self._groups.rank == 0 and self.rng is None:
-            self.rng = step_digest(self._seed, self._step, count * dp)
+        self.rng = step_digest(self._seed, self._step, count * dp)
 
     def check_samples(self, consumed: ConsumedSamples) -> None:
         """Compare the samples alone."""
@@ -119,7 +117,9 @@ class SampleCheck:
         assert own is not None
         ids = [one for one in consumed.ids if one is not None and one.shape == own.shape[1:]]
         # One comparison of all ids: numpy calls on a few numbers each would be slow.
-        is_same = len(ids) == len(consumed.ids) == len(own) and np.array_equal(np.stack(ids), own)
+        is_same = len(ids) == len(consumed.ids) == len(own) and np.array_equal(
+            np.concatenate(ids).reshape(own.shape), own
+        )
         if not is_same:
             raise self._mismatch(_difference(consumed.ids, own))
         self.samples = self._digest

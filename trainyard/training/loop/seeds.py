@@ -8,12 +8,23 @@ stages.certify."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 
 def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
     """The seed of one micro-batch; `microbatch` counts over the global batch of all ranks."""
-    text = f"trainyard:{seed}:{step}:{microbatch}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & (2**63 - 1)
+    return microbatch_seeds(seed, step, (microbatch,))[0]
+
+
+def microbatch_seeds(seed: int, step: int, microbatches: Iterable[int]) -> list[int]:
+    """The seeds of several micro-batches of a step."""
+    begun = hashlib.blake2b(f"trainyard:{seed}:{step}:".encode(), digest_size=8)
+    seeds = []
+    for place in microbatches:
+        digest = begun.copy()
+        digest.update(b"%d" % place)
+        seeds.append(int.from_bytes(digest.digest(), "little") & (2**63 - 1))
+    return seeds
 
 
 def generator_seed(seed: int, tp_rank: int, cp_rank: int, chunk: int) -> int:
@@ -22,6 +33,16 @@ def generator_seed(seed: int, tp_rank: int, cp_rank: int, chunk: int) -> int:
 
 
 def step_digest(seed: int, step: int, num_microbatches: int) -> str:
-    """Digest of the seeds of a step's micro-batches, over all ranks, in their order."""
-    seeds = (microbatch_seed(seed, step, place) for place in range(num_microbatches))
-    return hashlib.blake2b(",".join(map(str, seeds)).encode(), digest_size=8).hexdigest()
+    """Digest of the seeds of a step's micro-batches, over all ranks: of their number, the first and
+    the last one, since the run's seed and their places determine those between."""
+    first, last = microbatch_seeds(seed, step, (0, num_microbatches - 1))
+    return _digest((num_microbatches, first, last))
+
+
+def digest_of_every_seed(seed: int, step: int, num_microbatches: int) -> str:
+    """The digest in the ledgers of earlier versions, some 2 us a micro-batch."""
+    return _digest(microbatch_seeds(seed, step, range(num_microbatches)))
+
+
+def _digest(numbers: Iterable[int]) -> str:
+    return hashlib.blake2b(",".join(map(str, numbers)).encode(), digest_size=8).hexdigest()

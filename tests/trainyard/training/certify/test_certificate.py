@@ -21,6 +21,7 @@ from tests.trainyard.training.fabricated_runs import (
 from trainyard.errors import ArtifactError
 from trainyard.training.certify.certificate import CHECKS, Certificate, Check, Link
 from trainyard.training.certify.proof import Prover
+from trainyard.training.loop.seeds import digest_of_every_seed
 from trainyard.training.loop.state import TrainState
 from trainyard.training.run.dp_history import DpSpan
 from trainyard.training.run.run_record import PublishedStep, start_before
@@ -137,6 +138,18 @@ def test_a_change_in_a_line_is_found_at_its_step(name: str, step: int) -> None:
     assert (link.step, link.check) == (step, FIELDS[name])
     assert link.expected != link.found
     assert f"step {step}, {FIELDS[name]} (iter_0000012): expected" in link.text
+
+
+def test_seeds_are_proven_in_lines_of_earlier_versions() -> None:
+    def older(lines: Lines, seed: int = TRAINING.seed) -> None:
+        for line in lines[:7]:
+            line["rng"] = digest_of_every_seed(seed, line["step"], line["global_batch_size"] // 2)
+
+    (one,) = MadeRun().published([STEPS])
+    assert len({json.loads(line)["rng"] for line in one.lines}) == STEPS
+    assert MadeRun().certify(changed([one], older, chained=True)).is_complete
+    link = link_after(lambda lines: older(lines, TRAINING.seed + 1), chained=True)
+    assert (link.step, link.check) == (1, "rng")
 
 
 def test_a_change_that_breaks_no_rule_breaks_the_digest() -> None:

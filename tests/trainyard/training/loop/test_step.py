@@ -25,7 +25,7 @@ from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import ALONE, ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
-from trainyard.training.loop.seeds import microbatch_seed
+from trainyard.training.loop.seeds import digest_of_every_seed, microbatch_seed, step_digest
 from trainyard.training.loop.step import StepResult, TrainModule
 from trainyard.training.options.training import TrainingConfig
 
@@ -118,6 +118,13 @@ def test_dropout_depends_only_on_seed_step_and_micro_batch() -> None:
     seeds = {microbatch_seed(1, step, place) for step in range(50) for place in range(50)}
     assert len(seeds) == 2500
     assert microbatch_seed(1, 2, 3) == microbatch_seed(1, 2, 3) != microbatch_seed(2, 2, 3)
+
+
+def test_the_digest_of_seeds_tells_runs_steps_and_numbers_of_micro_batches_apart() -> None:
+    sizes = [(seed, step, n) for seed in range(8) for step in range(8) for n in range(1, 9)]
+    assert len({step_digest(*size) for size in sizes}) == len(sizes)
+    assert step_digest(1234, 40, 4) == "b8393c1105658af1"
+    assert digest_of_every_seed(1234, 40, 4) == "7ee1b864ee3ff104", "of an earlier version"
 
 
 def test_divergence_is_reported_before_the_update() -> None:
