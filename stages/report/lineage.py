@@ -5,6 +5,7 @@ is not the origin: the run's input is shown as an earlier version, without manif
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -230,9 +231,15 @@ def grouped(artifacts: Sequence[Artifact], edges: Sequence[Edge], destination: s
     for of_sources in (False, True):
         groups: dict[object, list[Artifact]] = {}
         sources = {a.key for a in artifacts if not a.stage}
+        children_of: defaultdict[str, set[str]] = defaultdict(set)
+        parents_of: defaultdict[str, set[str]] = defaultdict(set)
+        for origin, key in edges:
+            children_of[origin].add(key)
+            if origin not in sources:
+                parents_of[key].add(origin)
         for artifact in artifacts:
-            children = frozenset(c for p, c in edges if p == artifact.key)
-            parents = frozenset(p for p, c in edges if c == artifact.key and p not in sources)
+            children = frozenset(children_of[artifact.key])
+            parents = frozenset(parents_of[artifact.key])
             lone = not children or (not artifact.stage) != of_sources
             kind = artifact.key if lone else (artifact.stage, artifact.alias, children, parents)
             groups.setdefault(kind, []).append(artifact)
@@ -265,15 +272,14 @@ def _merged(group: Sequence[Artifact]) -> Artifact:
 def with_aliases(lineage: Lineage) -> Lineage:
     """Artifacts of one stage named by the last part of their URLs: reshard, export. Where another
     stage has one of that name too, the stage stands before it."""
-    stages = [a.stage for a in lineage.artifacts]
-    many = [a for a in lineage.artifacts if a.stage and stages.count(a.stage) > 1]
-    owners = {(a.stage, basename(a.key)) for a in many}
-    names = [name for _, name in owners]
+    stages = Counter(a.stage for a in lineage.artifacts)
+    many = {a.key: a.stage for a in lineage.artifacts if a.stage and stages[a.stage] > 1}
+    owners = {(stage, basename(key)) for key, stage in many.items()}
+    names = Counter(name for _, name in owners)
 
     def named(artifact: Artifact) -> Artifact:
         name = basename(artifact.key)
-        shared = names.count(name) > 1
-        return replace(artifact, alias=name, alias_is_shared=shared)
+        return replace(artifact, alias=name, alias_is_shared=names[name] > 1)
 
-    artifacts = tuple(named(a) if a in many else a for a in lineage.artifacts)
+    artifacts = tuple(named(a) if a.key in many else a for a in lineage.artifacts)
     return replace(lineage, artifacts=artifacts)
