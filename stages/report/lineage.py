@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from trainyard.artifacts import store
+from trainyard.artifacts.block_digest import MARK
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.manifest import InputRecord, Manifest, read_manifest
 from trainyard.artifacts.output import MANIFEST
@@ -132,9 +133,9 @@ class Ancestry:
         if len(record.urls) > 1 or len(found) > 1 or manifest is None:
             return True  # the digest is one of many together
         if found[0] == key_of(url):
-            return manifest.output_digest == record.digest
+            return manifest.output_digest == record.digest.removeprefix(MARK)
         listed = manifest.record(key_of(url).removeprefix(found[0]).lstrip("/"))
-        return listed is None or listed.digest == record.digest
+        return listed is None or listed.digest == record.digest.removeprefix(MARK)
 
     def _raw(self, url: str, record: InputRecord, is_earlier: bool) -> str:
         key = f"{url} @ {record.digest[:12]}" if is_earlier else url
