@@ -9,11 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.artifacts.block_digest import MARK
 from trainyard.artifacts.digest import digest_document
+from trainyard.artifacts.inputs import each_of
 from trainyard.artifacts.manifest import InputRecord, Manifest, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import basename, has_glob, join, local_path, parent
@@ -94,14 +96,28 @@ class Ancestry:
         self.edges: dict[Edge, None] = {}
         self.manifests: dict[str, Manifest] = {}
         self._find = lru_cache(maxsize=None)(_manifest_at)
+        self._artifacts_of = lru_cache(maxsize=None)(self._look_for)
+        self._seen: set[str] = set()
 
     def add(self, url: str) -> str:
         """Add the artifact at a URL and all its origins; returns its key."""
+        self.look_ahead([url])
         for key in self._artifacts_of(url):
             self._enter(key)
             return key
         self.artifacts.setdefault(key_of(url), _source(key_of(url), ""))
         return key_of(url)
+
+    def look_ahead(self, urls: Sequence[str]) -> None:
+        """Look at artifacts that will be added and at their origins, those of a level together:
+        each of ten thousand parts costs some requests."""
+        while urls := [one for one in urls if one not in self._seen]:
+            self._seen.update(urls)
+            keys = dict.fromkeys(chain.from_iterable(each_of(self._artifacts_of, urls)))
+            manifests = filter(None, map(self._find, keys))
+            records = chain.from_iterable(one.inputs.values() for one in manifests)
+            origins = dict.fromkeys(chain.from_iterable(record.urls for record in records))
+            urls = list(origins)
 
     def _enter(self, key: str) -> None:
         if key in self.manifests:
@@ -146,7 +162,7 @@ class Ancestry:
             self.artifacts[key] = _source(key, digest, url if sized else None, alias)
         return key
 
-    def _artifacts_of(self, url: str) -> tuple[str, ...]:
+    def _look_for(self, url: str) -> tuple[str, ...]:
         """Keys of the artifacts that a URL names: itself, the one it is in, or those below it."""
         at = key_of(url)
         if has_glob(at):
