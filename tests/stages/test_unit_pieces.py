@@ -102,3 +102,20 @@ def test_joined_pieces_are_one_run(
     found = read_manifest(str(tmp_path / "joined" / MANIFEST))
     assert found is not None
     assert max(one.path.count("-") for one in found[0].files) == 1, "no file of a piece"
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@pytest.mark.usefixtures("pieces")
+def test_pieces_are_joined_in_an_object_store(corpus: Path, tmp_path: Path, s3_url: str) -> None:
+    config, options = STAGES["clean"]
+    words = [word.format(corpus) for word in options]
+
+    def run(folder: str, *more: str) -> int:
+        given = [*words, "--output-dir", folder, "--workers", "1", *more]
+        return stage_main("clean", config, "stages.clean.run", argv=given)
+
+    assert run(str(tmp_path / "whole")) == 0
+    for more in (["--rank", "0"], ["--rank", "1"], []):
+        assert run(f"{s3_url}/joined", *more, "--world-size", "2") == 0
+    assert contents(f"{s3_url}/joined") == contents(tmp_path / "whole")
