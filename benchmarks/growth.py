@@ -27,8 +27,8 @@ from typing import Any
 
 from benchmarks import growth_cases as cases
 from benchmarks import growth_runs as runs
-from benchmarks.growth_load import load_index, load_local
 from benchmarks import growth_servers as servers
+from benchmarks.growth_load import load_index, load_local
 from benchmarks.measure import run_once
 
 

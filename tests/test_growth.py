@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,6 +27,7 @@ from benchmarks import growth_load
 from flows.gc.sweep import sweep
 from flows.recipes.recipe import read_recipe
 from flows.recipes.refresh import plan_refresh
+from stages.report.lineage import Artifact, Edge, grouped
 from stages.runtime.context import WorkFolder
 from stages.runtime.up_to_date import decide
 from stages.tokenize.config import TokenizeConfig
@@ -45,12 +47,13 @@ from trainyard.conversion.huggingface.config_read import read_config
 from trainyard.conversion.huggingface.read import class_tensors, open_huggingface
 from trainyard.corpus.merge import survey
 from trainyard.corpus.unit_sizes import (
+    MAX_UNITS,
     MOST_BYTES_OF_RANKS,
     UNIT_BYTES,
     UNITS_A_RANK,
     unit_bytes_for,
 )
-from trainyard.corpus.units import InputFile, plan_units, share_of
+from trainyard.corpus.units import InputFile, plan_pieces, plan_units, share_of
 from trainyard.datasets.blended import Blended
 from trainyard.datasets.config import DataConfig
 from trainyard.parallel.dims import ParallelDims
@@ -317,6 +320,20 @@ def test_units_of_shares_grow_in_number_with_the_ranks_and_not_beyond_a_bound() 
     assert least(50) == least(50 * TIMES) == UNITS_A_RANK
 
 
+@pytest.mark.slow
+def test_each_of_many_shares_has_pieces_of_the_same_units() -> None:
+    units = plan_units([InputFile("a.jsonl", 10**11), InputFile("b.jsonl.gz", 10**9)])
+    pieces = plan_pieces(units, 1000)
+    assert len(units) <= MAX_UNITS + 1
+    ranges = [source for own in pieces for piece in own for source in piece.sources]
+    assert [one.start for one in ranges[1:-1]] == [one.end for one in ranges[:-2]]
+    assert all(one.start % BLOCK_BYTES == 0 for one in ranges)
+    together = list(chain.from_iterable(pieces))
+    assert max(piece.size_bytes for piece in together[:-1]) <= UNIT_BYTES
+    firsts = {share_of(together, rank, 1000)[0].name for rank in (0, 1, 500, 989)}
+    assert len(firsts) == 4
+
+
 def test_blocks_of_a_file_are_digested_once_by_all_ranks_together() -> None:
     size = 3 * UNIT_BYTES * TIMES + 12_345
 
@@ -371,6 +388,30 @@ def test_a_sweep_of_a_corpus_grows_with_its_parts(tmp_path: Path) -> None:
 def slices(count: int) -> list[Slice]:
     shapes = [(8 + number % 7, 4) for number in range(count)]
     return [Slice(f"model.{n:03d}", "F32", shape, (0, 0), shape) for n, shape in enumerate(shapes)]
+
+
+def test_a_lineage_of_more_parts_looks_at_each_edge_no_more_often() -> None:
+    class Edges(list[Edge]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[Edge]:
+            Edges.looks += len(self)
+            return super().__iter__()
+
+    def looks(count: int) -> int:
+        made = [
+            *(Artifact(key=f"{n}.jsonl", stage="", digest="") for n in range(count)),
+            *(Artifact(key=f"{n}", stage="tokenize", digest=f"d{n}") for n in range(count)),
+            Artifact(key="all", stage="merge", digest="d"),
+        ]
+        edges = Edges((f"{n}.jsonl", f"{n}") for n in range(count))
+        edges += [(f"{n}", "all") for n in range(count)]
+        Edges.looks = 0
+        shown = grouped(made, edges, "all")
+        assert [one.count for one in shown.artifacts] == [count, count, 1]
+        return Edges.looks
+
+    assert grow(looks, 30) <= LINEAR
 
 
 def test_a_plan_of_more_files_looks_at_no_more_of_them() -> None:

@@ -98,6 +98,7 @@ def loss_curve(ledger: bytes, url: str, title: str) -> str | None:
 def read_lineage(urls: Sequence[str], destination: str) -> Lineage:
     """The lineage of the artifacts at these URLs, by their manifests."""
     ancestry = Ancestry()
+    ancestry.look_ahead([*urls, destination])
     keys = {url: ancestry.add(url) for url in (*urls, destination)}
     return ancestry.lineage(keys[destination])
 

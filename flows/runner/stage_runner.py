@@ -165,9 +165,9 @@ def remove_other_parts(prefixes: Sequence[str]) -> None:
     """Remove all other artifacts in the folder of these prefixes."""
     ours = {basename(prefix) for prefix in prefixes}
     folder = parent(prefixes[0])
-    for name in store.list_files(folder):
+    for name in store.list_folder(folder):
         part = name.removesuffix(f".{MANIFEST}")
-        if "/" in name or part == name or part in ours:
+        if part == name or part in ours:
             continue
         manifest_url = join(folder, name)
         found = read_manifest(manifest_url)

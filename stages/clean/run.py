@@ -13,12 +13,12 @@ from stages.runtime.document_units import (
     DOCUMENTS,
     DROPPED,
     UnitDone,
-    UnitFiles,
     UnitJob,
     plan_jobs,
     reader_of,
     run_units,
 )
+from stages.runtime.unit_files import UnitFiles
 from stages.runtime.unit_shares import (
     join_units,
     read_tally,
@@ -26,7 +26,6 @@ from stages.runtime.unit_shares import (
 )
 from trainyard.collection.clean import Cleaner
 from trainyard.collection.counting import token_counter
-from trainyard.collection.documents import dropped_line
 from trainyard.collection.rules.build import Rule, build_rule
 from trainyard.collection.rules.table import named
 from trainyard.collection.tally import Tally
@@ -89,6 +88,6 @@ def clean_unit(job: UnitJob) -> UnitDone:
         for item in reader.items():
             fields, is_kept = cleaner.clean(item)
             files.write(DOCUMENTS if is_kept else DROPPED, fields)
-        files.write_all(DROPPED, (dropped_line(*bad) for bad in reader.bad))
+        files.write_bad(reader.bad)
     cleaner.tally.bad_lines = len(reader.bad)
     return UnitDone(files.records, cleaner.tally.document(), reader.digests)

@@ -155,6 +155,10 @@ class CollectConfig(FolderInShares):
         }
         return versions_of(*needed.get(self.source, ()), extra="collect")
 
+    def digested_inputs(self) -> tuple[str, ...]:
+        """Shares digest the ranges of the files that they read."""
+        return ("input",)
+
     def output(self) -> Output | None:
         """A folder, or that of a share."""
         return self.own_folder()

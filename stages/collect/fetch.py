@@ -17,12 +17,13 @@ from stages.runtime.context import StageRun
 from stages.runtime.document_units import (
     DROPPED,
     UnitDone,
-    UnitFiles,
     UnitJob,
     jobs_of,
     run_units,
 )
+from stages.runtime.unit_files import UnitFiles
 from trainyard.artifacts import store
+from trainyard.artifacts.inputs import check_all_listed
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import has_credentials, show_url
 from trainyard.collection.documents import Place, dropped
@@ -46,6 +47,7 @@ def fetch_pages(config: CollectConfig, stage: StageRun) -> list[dict[str, Any]]:
     """The tallies of all batches."""
     files = source_files(config.source, config.input, stage.inputs["input"].files)
     batches = units.plan_units(units.look_at(files), SourceSplitter(config.source, {}), BATCH_BYTES)
+    check_all_listed(files)
     jobs = jobs_of(stage, config, files, batches)
     batch = _Batches(config, jobs)
     return run_units(stage, jobs, batch.fetch, 1, "fetch", names_of)

@@ -14,17 +14,20 @@ from stages.runtime.document_units import (
     DOCUMENTS,
     DROPPED,
     UnitDone,
-    UnitFiles,
     UnitJob,
     jobs_of,
+    jobs_of_share,
     run_units,
 )
+from stages.runtime.unit_files import UnitFiles
 from stages.runtime.unit_shares import (
     join_units,
     read_tally,
+    run_share,
 )
 from trainyard.artifacts import store
-from trainyard.collection.documents import UnitReader, dropped_line
+from trainyard.artifacts.block_digest import RangeDigests
+from trainyard.collection.documents import UnitReader
 from trainyard.collection.sources import html_files, warc, wikipedia
 from trainyard.collection.sources.files import (
     SourceSplitter,
@@ -66,7 +69,8 @@ def collect_sources(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
         ]
     else:
         jobs = _plan(config, stage, [offsets for offsets, _ in indices])
-        found = run_units(stage, jobs, collect_unit, config.workers, "collect")
+        run = run_units if config.rank is None else run_share
+        found = run(stage, jobs, collect_unit, config.workers, "collect")
         tallies = [Tally.parse(one) for one in found]
     whole = Tally.of(())
     for tally in tallies:
@@ -95,7 +99,8 @@ def _plan(
     given = stage.inputs["input"].files
     if config.source == JSON:
         files = check_inputs(config.input, given, (config.json_key,))
-        return jobs_of(stage, config, files, plan_units(look_at(files)))
+        sizes = look_at(files)
+        return jobs_of_share(jobs_of(stage, config, files, plan_units(sizes)), config, sizes)
     files = source_files(config.source, config.input, given)
     if offsets and len(offsets) != len(files):
         raise ConfigError(
@@ -106,7 +111,9 @@ def _plan(
         for file in files:
             site_of(file)  # raises its error before any work
     splitter = SourceSplitter(config.source, dict(zip(files, offsets, strict=bool(offsets))))
-    return jobs_of(stage, config, files, plan_units(look_at(files), splitter))
+    sizes = look_at(files)
+    jobs = jobs_of(stage, config, files, plan_units(sizes, splitter))
+    return jobs_of_share(jobs, config, sizes, splitter)
 
 
 def _check_pages(listed: int, whole: Tally, config: CollectConfig) -> None:
@@ -124,12 +131,22 @@ def collect_unit(job: UnitJob) -> UnitDone:
     if config.source == JSON:
         return _json_unit(job, config)
     sorter = Sorter(REASONS[config.source], config.num_samples)
+    digests = []
     with UnitFiles(job) as files:
         for source in job.unit.sources:
             for found in READERS[config.source](source, job.names[source.url], config):
                 fields, is_kept = sorter.document(found)
                 files.write(DOCUMENTS if is_kept else DROPPED, fields)
-    return UnitDone(files.records, sorter.tally.document())
+            digests.append(_digests(job, source))
+    return UnitDone(files.records, sorter.tally.document(), digests)
+
+
+def _digests(job: UnitJob, source: ByteRange) -> list[str]:
+    """Of the blocks of a range, in a share. They are read once more: the readers of these sources
+    skip bytes."""
+    if (file := job.digested.get(source.url)) is None:
+        return []
+    return RangeDigests(source.url, source.start, source.end, file.size_bytes).finish()
 
 
 # --- sources ----------------------------------------------------------------------------------
@@ -154,7 +171,12 @@ def _wikipedia(source: ByteRange, name: str, config: CollectConfig) -> Iterator[
 
 def _json_unit(job: UnitJob, config: CollectConfig) -> UnitDone:
     reader = UnitReader(
-        job.unit, job.names, config.json_key, config.on_bad_line, config.max_document_bytes
+        job.unit,
+        job.names,
+        config.json_key,
+        config.on_bad_line,
+        config.max_document_bytes,
+        digested=job.digested,
     )
     tally = Tally.of(())
     with UnitFiles(job) as files:
@@ -162,9 +184,9 @@ def _json_unit(job: UnitJob, config: CollectConfig) -> UnitDone:
             tally.documents += 1
             tally.chars += len(item.fields[config.json_key])
             files.write(DOCUMENTS, item.fields)
-        files.write_all(DROPPED, (dropped_line(*bad) for bad in reader.bad))
+        files.write_bad(reader.bad)
     tally.kept, tally.kept_chars, tally.bad_lines = tally.documents, tally.chars, len(reader.bad)
-    return UnitDone(files.records, tally.document())
+    return UnitDone(files.records, tally.document(), reader.digests)
 
 
 def _warc(source: ByteRange, name: str, config: CollectConfig) -> Iterator[Found]:

@@ -44,6 +44,25 @@ class Counts:
     unread. None: they must be read again."""
     first: int = 0
     """Documents of earlier units."""
+    is_empty: bool = False
+    """Whether no line begins here, so that `has_origin` says nothing."""
+
+    @staticmethod
+    def of_pieces(pieces: Iterable[Counts]) -> Counts:
+        """Those of a unit, from those of its pieces."""
+        whole = Counts(0, [], {}, is_empty=True)
+        total: Counter[str] = Counter()
+        for piece in pieces:
+            whole.hits += [whole.documents + number for number in piece.hits]
+            whole.documents += piece.documents
+            whole.chars += piece.chars
+            total.update(piece.counts)
+            if whole.is_empty:
+                whole.has_origin, whole.is_empty = piece.has_origin, piece.is_empty
+            elif not piece.is_empty and piece.has_origin != whole.has_origin:
+                whole.has_origin = None
+        whole.counts = dict(total)
+        return whole
 
 
 def write_ngrams(
@@ -98,7 +117,7 @@ def skimmer_of(folder: str, key: str, max_bytes: int) -> Skimmer | None:
 
 def name_of(job: UnitJob) -> str:
     """The file of a unit's counts."""
-    return f"counts-{job.number:05d}.json"
+    return f"counts-{job.label}.json"
 
 
 def count_unit(job: UnitJob) -> UnitDone:
@@ -154,6 +173,7 @@ class _Counter:
         have = self._have_origin
         self._found.counts = dict(sorted(self._counts.items()))
         self._found.has_origin = next(iter(have)) if len(have) == 1 else None
+        self._found.is_empty = not have
         return self._found
 
 

@@ -30,22 +30,22 @@ from stages.runtime.document_units import (
     DROPPED,
     UnitDone,
     UnitFile,
-    UnitFiles,
     UnitJob,
     plan_jobs,
     reader_of,
     run_first_pass,
     run_units,
 )
+from stages.runtime.unit_files import UnitFiles
 from stages.runtime.unit_shares import (
-    files_of_shares,
+    FilesOfShares,
     run_share,
 )
 from trainyard.artifacts.strict_json import parse_json
 from trainyard.collection.contamination.ngrams import task_ngrams
 from trainyard.collection.contamination.split import clean_pieces
 from trainyard.collection.contamination.tasks import read_task
-from trainyard.collection.documents import Item, dropped, dropped_line
+from trainyard.collection.documents import Item, dropped
 from trainyard.collection.tally import Tally
 from trainyard.errors import ArtifactError, DataError
 from trainyard.machine import available_cores
@@ -78,11 +78,11 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
         run_share(stage, jobs, count_unit, config.workers, "count", lambda job: (name_of(job),))
         return {"units": len(jobs)}
     if config.world_size is None:
-        files = run_first_pass(stage, jobs, count_unit, config.workers, "count", "counts")
+        counted = run_first_pass(stage, jobs, count_unit, config.workers, "count", "counts")
+        files = [[file] for file in counted]
     else:
-        names = [name_of(job) for job in jobs]
-        files = files_of_shares(stage, config.all_shares(), "decontaminate", names)
-    counts = [_read_counts(file) for file in files]
+        files = FilesOfShares(stage, config.all_shares(), "decontaminate").of_pieces(jobs, name_of)
+    counts = [Counts.of_pieces(map(_read_counts, own)) for own in files]
     total: Counter[str] = Counter()
     for before, one in zip([None, *counts], counts, strict=False):
         one.first = before.first + before.documents if before else 0
@@ -191,7 +191,7 @@ class _Writer:
         for number, item in enumerate(reader.items()):
             for kind, fields in self.decide(number, item):
                 files.write(kind, fields)
-        files.write_all(DROPPED, (dropped_line(*bad) for bad in reader.bad))
+        files.write_bad(reader.bad)
         self.tally.bad_lines = len(reader.bad)
         return number + 1
 

@@ -16,7 +16,6 @@ import numpy as np
 from stages.dedup.config import DedupConfig
 from stages.runtime.context import StageRun
 from stages.runtime.document_units import UnitFile
-from trainyard.artifacts import store
 from trainyard.collection.duplicates.clusters import (
     EXACT,
     Corpus,
@@ -57,22 +56,25 @@ class Decisions:
         return Decisions(count, numbers, {int(k): v for k, v in cuts.items()})
 
 
-def decide(config: DedupConfig, stage: StageRun, files: Sequence[UnitFile], folder: Path) -> int:
+def decide(
+    config: DedupConfig, stage: StageRun, files: Sequence[Sequence[UnitFile]], folder: Path
+) -> int:
     """Write a file of decisions for each unit to `folder`, and the table of clusters to the output;
-    returns the number of clusters. files: the fingerprints of all units, in order."""
+    returns the number of clusters. files: the fingerprints of the pieces of each unit, in order."""
     scratch = stage.scratch
     corpus = Corpus(scratch / "corpus")
-    sizes = [store.info(file.url).size_bytes for file in files]
-    guess = sum(sizes) // 32
+    size = sum(file.record.size_bytes for own in files for file in own)
+    guess = size // 32
     exact = Spill(scratch / "exact", 3, 2, guess // 4)
     near = Spill(scratch / "near", 2, 1, guess)
     lines = Spill(scratch / "lines", 5, 2, guess)
-    firsts = []
-    with stage.progress(sum(sizes), "bytes", "compare") as progress:
-        for file, size in zip(files, sizes, strict=True):
+    firsts: list[int] = []
+    with stage.progress(size, "bytes", "compare") as progress:
+        for unit, file in ((unit, file) for unit, own in enumerate(files) for file in own):
             part = Fingerprints.parse(file.read(), file.url)
             first = corpus.add(part, config.keep)
-            firsts.append(first)
+            if unit == len(firsts):
+                firsts.append(first)
             numbers = np.arange(first, first + len(part.texts), dtype=np.uint64)
             if config.exact:
                 exact.add(np.column_stack([part.texts, numbers]))
@@ -80,14 +82,14 @@ def decide(config: DedupConfig, stage: StageRun, files: Sequence[UnitFile], fold
                 near.add(np.column_stack([keys, numbers]))
             if len(part.lines):
                 lines.add(_line_rows(part, first))
-            progress.update(size)
+            progress.update(file.record.size_bytes)
     corpus.close()
     duplicates = _duplicates(config, corpus, exact, near)
     stands = {one.document: one for one in duplicates}
     units = _spread(duplicates, corpus, firsts)
     _add_cuts(lines, stands, firsts, units)
-    for number, unit in enumerate(units):
-        unit.write(folder / f"{number:05d}.json")
+    for number, decided in enumerate(units):
+        decided.write(folder / f"{number:05d}.json")
     return _write_clusters(stage, corpus, duplicates)
 
 

@@ -39,7 +39,7 @@ def spans_of(config: DedupConfig) -> Spans:
 
 def name_of(job: UnitJob) -> str:
     """The file of a unit's fingerprints."""
-    return f"fingerprints-{job.number:05d}.npz"
+    return f"fingerprints-{job.label}.npz"
 
 
 def fingerprint_unit(job: UnitJob) -> UnitDone:

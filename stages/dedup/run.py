@@ -15,18 +15,18 @@ from stages.runtime.document_units import (
     DOCUMENTS,
     DROPPED,
     UnitDone,
-    UnitFiles,
     UnitJob,
     plan_jobs,
     reader_of,
     run_first_pass,
     run_units,
 )
+from stages.runtime.unit_files import UnitFiles
 from stages.runtime.unit_shares import (
-    files_of_shares,
+    FilesOfShares,
     run_share,
 )
-from trainyard.collection.documents import Item, dropped, dropped_line
+from trainyard.collection.documents import Item, dropped
 from trainyard.collection.duplicates.clusters import EXACT, NEAR
 from trainyard.collection.tally import Tally
 from trainyard.errors import DataError
@@ -53,18 +53,17 @@ def run(config: DedupConfig, stage: StageRun) -> dict[str, Any]:
         )
         return {"units": len(jobs)}
     if config.world_size is None:
-        files = run_first_pass(
+        found = run_first_pass(
             *(stage, jobs, fingerprint_unit, config.workers, "fingerprint", "fingerprints")
         )
+        files = [[file] for file in found]
     else:
-        names = [name_of(job) for job in jobs]
-        files = files_of_shares(stage, config.all_shares(), "dedup", names)
+        files = FilesOfShares(stage, config.all_shares(), "dedup").of_pieces(jobs, name_of)
     folder = stage.scratch / DECISIONS
     folder.mkdir()
     clusters = decide(config, stage, files, folder)
-    found = run_units(stage, jobs, write_unit, config.workers, "write")
     whole = Tally.of(())
-    for one in found:
+    for one in run_units(stage, jobs, write_unit, config.workers, "write"):
         whole.add(Tally.parse(one), config.documents.num_samples)
     stage.write_json(REPORT, {**whole.document(), "clusters": clusters})
     log.info(
@@ -90,7 +89,7 @@ def write_unit(job: UnitJob) -> UnitDone:
                 f"{job.unit.sources[0].url}: had {decided.count} documents when they were "
                 f"fingerprinted, and {number + 1} now: a file was changed; run again"
             )
-        files.write_all(DROPPED, (dropped_line(*bad) for bad in reader.bad))
+        files.write_bad(reader.bad)
     writer.tally.bad_lines = len(reader.bad)
     return UnitDone(files.records, writer.tally.document())
 

@@ -29,22 +29,21 @@ from stages.runtime.document_units import (
     DOCUMENTS,
     UnitDone,
     UnitFile,
-    digesting,
+    jobs_of_share,
     run_first_pass,
     run_units,
 )
 from stages.runtime.unit_shares import (
-    files_of_shares,
+    FilesOfShares,
     run_share,
 )
 from trainyard.artifacts import store
-from trainyard.artifacts.inputs import check_all_listed
 from trainyard.collection import mixture
 from trainyard.collection.counting import token_counter
 from trainyard.collection.documents import short_names
 from trainyard.collection.proportions import plan_epochs
 from trainyard.corpus.documents import check_inputs
-from trainyard.corpus.units import InputFile, look_at, plan_units, share_of
+from trainyard.corpus.units import InputFile, look_at, plan_units
 from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -77,10 +76,10 @@ def run(config: MixConfig, stage: StageRun) -> dict[str, Any]:
         )
         return {"units": len(jobs)}
     if config.world_size is None:
-        files = run_first_pass(stage, jobs, measure_unit, config.workers, "measure", "sizes")
+        measured = run_first_pass(stage, jobs, measure_unit, config.workers, "measure", "sizes")
+        files = [[file] for file in measured]
     else:
-        names = [sizes_name(job) for job in jobs]
-        files = files_of_shares(stage, config.all_shares(), "mix", names)
+        files = FilesOfShares(stage, config.all_shares(), "mix").of_pieces(jobs, sizes_name)
     sources, plan = _plan(config, jobs, files)
     shards = _scatter(config, stage, jobs, files, plan, sources)
     run_units(stage, shards, write_shard, config.workers, "shuffle")
@@ -110,13 +109,7 @@ def plan_jobs(config: MixConfig, stage: StageRun) -> list[MixJob]:
             its = {source.url: names[source.url] for source in unit.sources}
             place = (stage.output.url, config, str(stage.scratch))
             jobs.append(MixJob(len(jobs), unit, its, *place, source=name))
-    if config.rank is not None and config.world_size is not None:
-        mine = share_of([job.unit for job in jobs], config.rank, config.world_size)
-        chosen = {id(unit) for unit in mine}
-        jobs = digesting([job for job in jobs if id(job.unit) in chosen], sizes)
-    # By one share each.
-    check_all_listed({s.url for job in jobs for s in job.unit.sources if s.start == 0})
-    return jobs
+    return jobs_of_share(jobs, config, sizes)
 
 
 def _refuse_again(read: dict[str, str], name: str, files: Sequence[str]) -> None:
@@ -132,13 +125,13 @@ def _refuse_again(read: dict[str, str], name: str, files: Sequence[str]) -> None
 
 
 def _plan(
-    config: MixConfig, jobs: Sequence[MixJob], files: Sequence[UnitFile]
+    config: MixConfig, jobs: Sequence[MixJob], files: Sequence[Sequence[UnitFile]]
 ) -> tuple[dict[str, Source], MixPlan]:
-    """Add the sizes up; one file of sizes is in memory at a time."""
+    """Add the sizes up; those of one unit are in memory at a time."""
     sources = {name: Source() for name in config.places()}
     bins = {name: np.zeros(mixture.BINS, np.int64) for name in sources}
-    for job, file in zip(jobs, files, strict=True):
-        found, total = Sizes.read(file), sources[job.source]
+    for job, own in zip(jobs, files, strict=True):
+        found, total = Sizes.of_pieces(own), sources[job.source]
         total.documents += len(found.sizes)
         total.size += int(found.sizes.sum())
         total.text_bytes += found.text_bytes
@@ -166,16 +159,21 @@ class ShardJob:
     folder: str
     scratch: str
 
+    @property
+    def label(self) -> str:
+        """Its number."""
+        return f"{self.number:05d}"
+
     def final_names(self) -> tuple[str, ...]:
         """Its name."""
-        return (f"{DOCUMENTS}-{self.number:05d}.jsonl",)
+        return (f"{DOCUMENTS}-{self.label}.jsonl",)
 
 
 def _scatter(
     config: MixConfig,
     stage: StageRun,
     jobs: Sequence[MixJob],
-    files: Sequence[UnitFile],
+    files: Sequence[Sequence[UnitFile]],
     plan: MixPlan,
     sources: dict[str, Source],
 ) -> list[ShardJob]:

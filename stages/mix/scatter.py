@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ class MixJob(UnitJob):
     """A unit of one source."""
 
     source: str = ""
-    sizes: UnitFile | None = None
-    """For the second pass: what the first one wrote."""
+    sizes: Sequence[UnitFile] = ()
+    """For the second pass: what the first one wrote, of each piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class MixPlan:
 
 def sizes_name(job: UnitJob) -> str:
     """The file of a unit's sizes."""
-    return f"sizes-{job.number:05d}.npz"
+    return f"sizes-{job.label}.npz"
 
 
 def reader_of(job: MixJob) -> UnitReader:
@@ -127,8 +127,18 @@ class Sizes:
     bad_lines: int
 
     @staticmethod
-    def read(file: UnitFile) -> Sizes:
-        """From the file; ArtifactError for a damaged one."""
+    def of_pieces(files: Sequence[UnitFile]) -> Sizes:
+        """Those of a unit, from the files of its pieces; ArtifactError for a damaged one."""
+        pieces = [Sizes._read(file) for file in files]
+        return Sizes(
+            np.concatenate([piece.sizes for piece in pieces]),
+            np.sum([piece.bins for piece in pieces], axis=0),
+            sum(piece.text_bytes for piece in pieces),
+            sum(piece.bad_lines for piece in pieces),
+        )
+
+    @staticmethod
+    def _read(file: UnitFile) -> Sizes:
         try:
             with np.load(io.BytesIO(file.read()), allow_pickle=False) as arrays:
                 numbers = int(arrays["text_bytes"]), int(arrays["bad_lines"])
@@ -141,8 +151,7 @@ class Sizes:
 
 def scatter_unit(job: MixJob) -> UnitDone:
     """Write the blocks of a unit; facts: pieces, and documents and size in the mixture."""
-    assert job.sizes is not None
-    sizes = Sizes.read(job.sizes).sizes
+    sizes = Sizes.of_pieces(job.sizes).sizes
     piece = _Piece(job, MixPlan.read(Path(job.scratch)))
     number = -1
     for number, item in enumerate(reader_of(job).items()):

@@ -5,13 +5,17 @@ is not the origin: the run's input is shown as an earlier version, without manif
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from trainyard.artifacts import store
+from trainyard.artifacts.block_digest import MARK
 from trainyard.artifacts.digest import digest_document
+from trainyard.artifacts.inputs import each_of
 from trainyard.artifacts.manifest import InputRecord, Manifest, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import basename, has_glob, join, local_path, parent
@@ -92,14 +96,28 @@ class Ancestry:
         self.edges: dict[Edge, None] = {}
         self.manifests: dict[str, Manifest] = {}
         self._find = lru_cache(maxsize=None)(_manifest_at)
+        self._artifacts_of = lru_cache(maxsize=None)(self._look_for)
+        self._seen: set[str] = set()
 
     def add(self, url: str) -> str:
         """Add the artifact at a URL and all its origins; returns its key."""
+        self.look_ahead([url])
         for key in self._artifacts_of(url):
             self._enter(key)
             return key
         self.artifacts.setdefault(key_of(url), _source(key_of(url), ""))
         return key_of(url)
+
+    def look_ahead(self, urls: Sequence[str]) -> None:
+        """Look at artifacts that will be added and at their origins, those of a level together:
+        each of ten thousand parts costs some requests."""
+        while urls := [one for one in urls if one not in self._seen]:
+            self._seen.update(urls)
+            keys = dict.fromkeys(chain.from_iterable(each_of(self._artifacts_of, urls)))
+            manifests = filter(None, map(self._find, keys))
+            records = chain.from_iterable(one.inputs.values() for one in manifests)
+            origins = dict.fromkeys(chain.from_iterable(record.urls for record in records))
+            urls = list(origins)
 
     def _enter(self, key: str) -> None:
         if key in self.manifests:
@@ -131,9 +149,9 @@ class Ancestry:
         if len(record.urls) > 1 or len(found) > 1 or manifest is None:
             return True  # the digest is one of many together
         if found[0] == key_of(url):
-            return manifest.output_digest == record.digest
+            return manifest.output_digest == record.digest.removeprefix(MARK)
         listed = manifest.record(key_of(url).removeprefix(found[0]).lstrip("/"))
-        return listed is None or listed.digest == record.digest
+        return listed is None or listed.digest == record.digest.removeprefix(MARK)
 
     def _raw(self, url: str, record: InputRecord, is_earlier: bool) -> str:
         key = f"{url} @ {record.digest[:12]}" if is_earlier else url
@@ -144,7 +162,7 @@ class Ancestry:
             self.artifacts[key] = _source(key, digest, url if sized else None, alias)
         return key
 
-    def _artifacts_of(self, url: str) -> tuple[str, ...]:
+    def _look_for(self, url: str) -> tuple[str, ...]:
         """Keys of the artifacts that a URL names: itself, the one it is in, or those below it."""
         at = key_of(url)
         if has_glob(at):
@@ -230,9 +248,15 @@ def grouped(artifacts: Sequence[Artifact], edges: Sequence[Edge], destination: s
     for of_sources in (False, True):
         groups: dict[object, list[Artifact]] = {}
         sources = {a.key for a in artifacts if not a.stage}
+        children_of: defaultdict[str, set[str]] = defaultdict(set)
+        parents_of: defaultdict[str, set[str]] = defaultdict(set)
+        for origin, key in edges:
+            children_of[origin].add(key)
+            if origin not in sources:
+                parents_of[key].add(origin)
         for artifact in artifacts:
-            children = frozenset(c for p, c in edges if p == artifact.key)
-            parents = frozenset(p for p, c in edges if c == artifact.key and p not in sources)
+            children = frozenset(children_of[artifact.key])
+            parents = frozenset(parents_of[artifact.key])
             lone = not children or (not artifact.stage) != of_sources
             kind = artifact.key if lone else (artifact.stage, artifact.alias, children, parents)
             groups.setdefault(kind, []).append(artifact)
@@ -265,15 +289,14 @@ def _merged(group: Sequence[Artifact]) -> Artifact:
 def with_aliases(lineage: Lineage) -> Lineage:
     """Artifacts of one stage named by the last part of their URLs: reshard, export. Where another
     stage has one of that name too, the stage stands before it."""
-    stages = [a.stage for a in lineage.artifacts]
-    many = [a for a in lineage.artifacts if a.stage and stages.count(a.stage) > 1]
-    owners = {(a.stage, basename(a.key)) for a in many}
-    names = [name for _, name in owners]
+    stages = Counter(a.stage for a in lineage.artifacts)
+    many = {a.key: a.stage for a in lineage.artifacts if a.stage and stages[a.stage] > 1}
+    owners = {(stage, basename(key)) for key, stage in many.items()}
+    names = Counter(name for _, name in owners)
 
     def named(artifact: Artifact) -> Artifact:
         name = basename(artifact.key)
-        shared = names.count(name) > 1
-        return replace(artifact, alias=name, alias_is_shared=shared)
+        return replace(artifact, alias=name, alias_is_shared=names[name] > 1)
 
-    artifacts = tuple(named(a) if a in many else a for a in lineage.artifacts)
+    artifacts = tuple(named(a) if a.key in many else a for a in lineage.artifacts)
     return replace(lineage, artifacts=artifacts)

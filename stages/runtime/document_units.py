@@ -2,14 +2,15 @@
 
 Unit n of the input becomes documents-n.jsonl and dropped-n.jsonl, the same for any number of
 workers and shares. A worker writes both in their places; what it returns makes the unit
-finished."""
+finished. Shares of a large input cut units into pieces: piece p becomes documents-n-p.jsonl, and a
+join lays the pieces of a unit end to end."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from types import TracebackType
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from stages.runtime.context import StageRun
@@ -18,11 +19,19 @@ from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.inputs import check_all_listed
 from trainyard.artifacts.manifest import read_listed
-from trainyard.artifacts.store import FileInfo, FileRecord, OutputFile
-from trainyard.collection.documents import UnitReader, as_line, short_names
+from trainyard.artifacts.store import FileInfo, FileRecord
+from trainyard.collection.documents import UnitReader, short_names
 from trainyard.collection.options import DocumentsConfig
-from trainyard.corpus.documents import check_inputs
-from trainyard.corpus.units import InputFile, Unit, look_at, plan_units, share_of
+from trainyard.corpus.documents import check_inputs, split_ranges
+from trainyard.corpus.units import (
+    InputFile,
+    Split,
+    Unit,
+    look_at,
+    plan_pieces,
+    plan_units,
+    share_of,
+)
 from trainyard.corpus.workers import Crew, run_jobs
 from trainyard.machine import available_cores
 
@@ -30,16 +39,16 @@ log = logging.getLogger(__name__)
 
 DOCUMENTS, DROPPED = "documents", "dropped"
 KINDS = (DOCUMENTS, DROPPED)
-
-BUFFER_BYTES = 1 << 20
+BAD = "bad"
+"""Of a piece: its bad lines, which in the file of the unit follow all that was dropped."""
 
 
 class Job(Protocol):
     """A piece of the work of one pass, done by a worker."""
 
     @property
-    def number(self) -> int:
-        """Its place among all of the pass."""
+    def label(self) -> str:
+        """Names it among all of the pass."""
 
     @property
     def size_bytes(self) -> int:
@@ -93,6 +102,14 @@ class UnitJob:
     """A folder on this machine that the run removes at its end."""
     digested: Mapping[str, FileInfo] = field(default_factory=dict)
     """Files of which a share digests blocks as it reads them."""
+    piece: int | None = None
+    """Number of the piece, if the unit has several."""
+
+    @property
+    def label(self) -> str:
+        """Its number, and that of the piece."""
+        unit = f"{self.number:05d}"
+        return unit if self.piece is None else f"{unit}-{self.piece:05d}"
 
     @property
     def size_bytes(self) -> int:
@@ -101,11 +118,11 @@ class UnitJob:
 
     def name(self, kind: str) -> str:
         """The name of one of its files."""
-        return f"{kind}-{self.number:05d}.jsonl"
+        return f"{kind}-{self.label}.jsonl"
 
     def final_names(self) -> tuple[str, ...]:
         """The files of the output that are made of it."""
-        return tuple(map(self.name, KINDS))
+        return tuple(map(self.name, KINDS if self.piece is None else (*KINDS, BAD)))
 
 
 U = TypeVar("U", bound=UnitJob)
@@ -152,12 +169,55 @@ def plan_jobs(stage: StageRun, config: UnitOptions) -> list[UnitJob]:
     documents = config.documents
     files = check_inputs(documents.input, stage.inputs["input"].files, (documents.json_key,))
     sizes = look_at(files)
-    jobs = jobs_of(stage, config, files, plan_units(sizes))
-    return jobs if config.rank is None else digesting(jobs, sizes)
+    return jobs_of_share(jobs_of(stage, config, files, plan_units(sizes)), config, sizes)
 
 
-def digesting(jobs: Sequence[U], files: Sequence[InputFile]) -> list[U]:
-    """The jobs of a share, which digest the blocks that they read."""
+def jobs_of_share(
+    jobs: Sequence[U],
+    config: ShareOptions,
+    files: Sequence[InputFile],
+    split: Split = split_ranges,
+) -> list[U]:
+    """The pieces of these jobs that a share does, digesting the blocks that it reads; for the
+    whole, the jobs. files: the whole input."""
+    if config.rank is not None and config.world_size is not None:
+        pieces = plan_pieces([job.unit for job in jobs], config.world_size, split)
+        mine = share_of(list(chain.from_iterable(pieces)), config.rank, config.world_size)
+        chosen = set(map(id, mine))  # units of several sources may have the same name
+        own = [
+            _piece(job, units, number)
+            for job, units in zip(jobs, pieces, strict=True)
+            for number, unit in enumerate(units)
+            if id(unit) in chosen
+        ]
+        jobs = _digesting(own, files)
+    # By one share each.
+    check_all_listed({s.url for job in jobs for s in job.unit.sources if s.start == 0})
+    return list(jobs)
+
+
+def pieces_of(jobs: Sequence[U], world_size: int, split: Split = split_ranges) -> list[list[U]]:
+    """The pieces of each job that shares do."""
+    pieces = plan_pieces([job.unit for job in jobs], world_size, split)
+    return [
+        [_piece(job, units, number) for number in range(len(units))]
+        for job, units in zip(jobs, pieces, strict=True)
+    ]
+
+
+def _piece(job: U, units: Sequence[Unit], number: int) -> U:
+    """One of the pieces into which the unit of a job falls."""
+    if len(units) == 1:
+        return job
+    unit = units[number]
+    return replace(job, unit=unit, piece=number, names=_of(unit, job.names))
+
+
+def _of(unit: Unit, names: Mapping[str, str]) -> dict[str, str]:
+    return {source.url: names[source.url] for source in unit.sources}
+
+
+def _digesting(jobs: Sequence[U], files: Sequence[InputFile]) -> list[U]:
     mine = {source.url for job in jobs for source in job.unit.sources}
     found = files_to_digest(
         (file.url, FileInfo(file.size_bytes, file.version)) for file in files if file.url in mine
@@ -169,28 +229,13 @@ def digesting(jobs: Sequence[U], files: Sequence[InputFile]) -> list[U]:
 
 
 def jobs_of(
-    stage: StageRun, config: ShareOptions, files: Sequence[str], units: Sequence[Unit]
+    stage: StageRun, config: Any, files: Sequence[str], units: Sequence[Unit]
 ) -> list[UnitJob]:
-    """The jobs of these units, or of this rank's share of them. files: the whole input."""
+    """The jobs of these units. files: the whole input."""
     names = short_names(files)
     assert stage.output is not None
-    numbers = {unit.name: number for number, unit in enumerate(units)}
-    mine: Sequence[Unit] = units
-    if config.rank is not None and config.world_size is not None:
-        mine = share_of(units, config.rank, config.world_size)
-    # By one share each.
-    check_all_listed({s.url for unit in mine for s in unit.sources if s.start == 0})
-    return [
-        UnitJob(
-            numbers[unit.name],
-            unit,
-            {source.url: names[source.url] for source in unit.sources},
-            stage.output.url,
-            config,
-            str(stage.scratch),
-        )
-        for unit in mine
-    ]
+    place = (stage.output.url, config, str(stage.scratch))
+    return [UnitJob(number, unit, _of(unit, names), *place) for number, unit in enumerate(units)]
 
 
 def run_units(
@@ -260,7 +305,7 @@ def _run(
     what: str,
 ) -> list[UnitDone]:
     """What all jobs have done, in order. jobs: with what a killed run finished."""
-    finished = {job.number: done for job, done in jobs if done is not None}
+    finished = {job.label: done for job, done in jobs if done is not None}
     todo = [job for job, done in jobs if done is None]
     if finished:
         log.info("resuming: units_done=%d units=%d", len(finished), len(jobs))
@@ -270,13 +315,13 @@ def _run(
     with stage.progress(total, "bytes", what, start=total - left) as progress:
         for job, done in run_jobs(work, todo, crew, {"TOKENIZERS_PARALLELISM": "false"}):
             stage.work.publish(_key(job, what), asdict(done))
-            finished[job.number] = done
+            finished[job.label] = done
             progress.update(job.size_bytes)
-    return [finished[job.number] for job, _ in jobs]
+    return [finished[job.label] for job, _ in jobs]
 
 
 def _key(job: Job, what: str) -> str:
-    return f"{what}-{job.number:05d}"
+    return f"{what}-{job.label}"
 
 
 def _finished(stage: StageRun, job: Job, what: str, by_digest: bool = False) -> UnitDone | None:
@@ -300,60 +345,3 @@ def _finished(stage: StageRun, job: Job, what: str, by_digest: bool = False) -> 
             log.warning("%s changed after a killed run finished it; making it again", url)
             return None
     return done
-
-
-class UnitFiles:
-    """The files of a unit while it is written; use as a context manager. A file that gets no
-    document does not appear, and none does if the work fails."""
-
-    def __init__(self, job: UnitJob) -> None:
-        self._job = job
-        self._open: dict[str, OutputFile] = {}
-        self._lines: dict[str, list[bytes | memoryview]] = {kind: [] for kind in KINDS}
-        self._sizes = dict.fromkeys(KINDS, 0)
-
-    def write(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Add a document to one of the files."""
-        self.write_lines(kind, (as_line(fields),))
-
-    def write_lines(self, kind: str, lines: Sequence[bytes | memoryview]) -> None:
-        """Add documents that are lines already, or pieces of them in turn."""
-        self._lines[kind] += lines
-        self._sizes[kind] += sum(map(len, lines))
-        if self._sizes[kind] >= BUFFER_BYTES:
-            self._flush(kind)
-
-    def write_all(self, kind: str, documents: Iterable[Mapping[str, Any]]) -> None:
-        """Add several."""
-        for fields in documents:
-            self.write(kind, fields)
-
-    def _flush(self, kind: str) -> None:
-        if not self._lines[kind]:
-            return
-        if kind not in self._open:
-            name = self._job.name(kind)
-            self._open[kind] = store.open_output(store.join(self._job.folder, name), name)
-        self._open[kind].write(b"".join(self._lines[kind]))
-        self._lines[kind].clear()
-        self._sizes[kind] = 0
-
-    def __enter__(self) -> UnitFiles:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            for one in KINDS:
-                self._flush(one)
-        for file in self._open.values():
-            file.__exit__(kind, error, trace)
-
-    @property
-    def records(self) -> tuple[FileRecord, ...]:
-        """The closed files, for the manifest."""
-        return tuple(self._open[kind].record for kind in KINDS if kind in self._open)

@@ -20,7 +20,7 @@ from typing import Any
 from stages.runtime import ranks
 from stages.runtime.context import STOPPING, StageRun
 from stages.runtime.failure import RunOutcome, clear_reports, report_outcome
-from stages.runtime.share_digests import SHARES_LINEAGE
+from stages.runtime.share_digests import AS_SHARES, SHARES_LINEAGE
 from stages.runtime.up_to_date import CODE_FILES, Decision, MadeInShares, decide, is_forced
 from trainyard.artifacts import retry, store
 from trainyard.artifacts.abandoned import Abandoned
@@ -153,7 +153,8 @@ def _finished_whole(job: StageInvocation, decision: Decision) -> tuple[Output, M
     found = read_manifest(whole.manifest_url) if whole is not None and not job.force else None
     if whole is None or found is None or is_forced(found[0], job.forced_by):
         return None
-    lineages = (found[0].lineage, found[0].run.get(SHARES_LINEAGE))
+    run = found[0].run
+    lineages = (found[0].lineage, run.get(SHARES_LINEAGE), run.get(AS_SHARES))
     is_same = decision.lineage in lineages and found[0].code == decision.code
     return (whole, found[0]) if is_same else None
 
@@ -244,6 +245,7 @@ def _manifest(
         "reason": run.reason,
         **({"forced_by": job.forced_by} if job.forced_by else {}),
         **({SHARES_LINEAGE: decision.shares_lineage} if decision.shares_lineage else {}),
+        **({AS_SHARES: decision.as_shares} if decision.as_shares else {}),
         CODE_FILES: decision.code_files,
         "python": sys.version.split()[0],
         "platform": "-".join((system.sysname, system.release, system.machine)),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.inputs import NUM_THREADS
 from trainyard.artifacts.manifest import check_digest
 from trainyard.artifacts.store import FileRecord, SourceFile
 
@@ -61,13 +63,27 @@ def copy_file(
 ) -> None:
     """Copy a file into the output under a name, unless a killed run has. record: the file in the
     manifest of its artifact; ArtifactError if its contents are others."""
+    copy_files(stage, [(url, record)], name, on_bytes)
+
+
+def copy_files(
+    stage: StageRun,
+    files: Sequence[tuple[str, FileRecord | None]],
+    name: str,
+    on_bytes: Callable[[int], object] = lambda _: None,
+) -> None:
+    """As `copy_file`, of files of which none is empty, laid end to end."""
     key = f"copy-{digest_bytes(name.encode())[:24]}"
     if finished_file(stage, key) is not None:
         return
-    found = store.info(url)
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="copy") as threads:
+        found = list(threads.map(store.info, (url for url, _ in files)))
+    sources = [
+        SourceFile(url, one.size_bytes, one.version)
+        for (url, _), one in zip(files, found, strict=True)
+    ]
     with stage.open(name) as out:
-        sources = [SourceFile(url, found.size_bytes, found.version)]
-        (digest,) = out.append_files(sources, on_bytes)
-        if record is not None:
-            check_digest(url, record, digest)
+        for (url, record), digest in zip(files, out.append_files(sources, on_bytes), strict=True):
+            if record is not None:
+                check_digest(url, record, digest)
     finish_file(stage, key, out.record, {})

@@ -1,8 +1,11 @@
 """Digests of inputs that are read in shares: no process reads all of one.
 
 A share goes by the versions of the files, and digests the blocks of its own ranges as it reads
-them; the join combines those. Only the manifest that the join publishes has a digest in blocks. A
-later run digests its input in the way of the manifest that it finds.
+them; the join combines those. Of a file of several blocks that is not its usual digest: it would
+follow from the blocks by the tree of blake3, at a tenth of the speed (`subtree_digest`). So the
+manifest that a join publishes marks such an input, and a later run, with or without shares, digests
+its input in the way of the manifest that it finds. A run without shares records the lineage that
+its shares would have, by which shares find its output.
 
 `.blocks.json` of a share has the files of which it read ranges, the versions that it saw, and the
 digests of the blocks that begin in its ranges."""
@@ -22,7 +25,6 @@ from stages.runtime.joined_shares import (
 from trainyard.artifacts import store
 from trainyard.artifacts.block_digest import MARK, block_digest, remember_digest, version_mark
 from trainyard.artifacts.inputs import Manifests, OfRaw
-from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.store import FileInfo
 from trainyard.artifacts.urls import canonical
@@ -33,6 +35,9 @@ FORMAT_VERSION = 1
 
 SHARES_LINEAGE = "shares_lineage"
 """Key in the `run` of a manifest: the lineage of the shares that were joined."""
+
+AS_SHARES = "lineage_as_shares"
+"""The same, of a run without shares: the one that shares of this input would have."""
 
 
 @runtime_checkable
@@ -54,12 +59,19 @@ class DigestedInShares(Protocol):
     def all_shares(self) -> list[Output]:
         """The shares, in order; empty for a run without any."""
 
+    def can_be_shared(self) -> bool:
+        """Whether these options let several runs make the output."""
+
 
 # --- a run decides ----------------------------------------------------------------------------
 
 
-def of_raw_files(stage: str, config: object, output: Output | None) -> dict[str, OfRaw]:
+def of_raw_files(
+    stage: str, config: object, recorded: Mapping[str, str] | None
+) -> dict[str, OfRaw]:
     """What stands for the contents of the raw files of inputs, by name; of others, their digests.
+
+    recorded: digests of inputs in the manifest of the output; None without one.
 
     Raises ArtifactError if shares to join are missing or of an earlier version, before any input is
     read."""
@@ -68,11 +80,9 @@ def of_raw_files(stage: str, config: object, output: Output | None) -> dict[str,
     names = config.digested_inputs()
     if config.rank is not None:
         return dict.fromkeys(names, version_mark)
-    found = read_manifest(output.manifest_url) if output is not None else None
-    if _combine_digests(stage, config.all_shares(), is_made=found is not None):
+    if _combine_digests(stage, config.all_shares(), is_made=recorded is not None):
         return dict.fromkeys(names, block_digest)
-    records = found[0].inputs if found is not None else {}
-    marked = {name for name, record in records.items() if record.digest.startswith(MARK)}
+    marked = {name for name, digest in (recorded or {}).items() if digest.startswith(MARK)}
     return {name: block_digest for name in names if name in marked}
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from stages.runtime.share_digests import DigestedInShares, of_raw_files
 from trainyard.artifacts import store
-from trainyard.artifacts.block_digest import MARK, block_digest, version_mark
+from trainyard.artifacts.block_digest import MARK, BlockDigests, block_digest, version_mark
 from trainyard.artifacts.code_digest import changed_files, code_digest, code_files
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input, Manifests, OfRaw, resolve
@@ -117,6 +117,8 @@ class Decision:
     """What has changed without being a reason to run; empty: nothing."""
     shares_lineage: str = ""
     """That of the shares to join, if they go by versions of the input; otherwise empty."""
+    as_shares: str = ""
+    """The same for a run without shares that could have some."""
     manifests: Manifests = field(default_factory=Manifests)
     """What was read of the inputs' manifests."""
 
@@ -143,9 +145,10 @@ def decide(
     Raises ArtifactError for an input that does not exist."""
     versions = config.versions() if isinstance(config, MadeByVersions) else {}
     manifests, output = Manifests(), config.output()
-    of_raw = of_raw_files(stage, config, output)
+    recorded = _recorded_digests(config, output)
+    of_raw = of_raw_files(stage, config, recorded)
     inputs = {
-        name: _resolved(name, urls, config, manifests, of_raw.get(name))
+        name: _resolved(name, urls, config, manifests, of_raw.get(name), (recorded or {}).get(name))
         for name, urls in config.inputs().items()
         if urls
     }
@@ -159,13 +162,16 @@ def decide(
         digests = {name: i.digest for name, i in inputs.items()}
         return digest_document([*made_of, digests, *([versions] if versions else [])])
 
-    lineage, of_shares = lineage_of(inputs), ""
-    if isinstance(config, DigestedInShares) and config.world_size and config.rank is None:
+    def lineage_of_shares() -> str:
+        assert isinstance(config, DigestedInShares)
         by_version = {
-            name: _resolved(name, config.inputs()[name], config, manifests, version_mark)
+            name: _resolved(name, inputs[name].urls, config, manifests, version_mark)
             for name in config.digested_inputs()
+            if name in inputs
         }
-        of_shares = lineage_of({**inputs, **by_version})
+        return lineage_of({**inputs, **by_version})
+
+    lineage, of_shares, as_shares = lineage_of(inputs), "", ""
     if output is None:
         return Decision(inputs, options, code, files, lineage, "it only prints", None, None)
     found = read_manifest(output.manifest_url)
@@ -194,6 +200,11 @@ def decide(
         reason = "--force was given"
     elif reason is None and manifest is not None and is_forced(manifest, forced_by):
         reason = "the flow run forces it"
+    if isinstance(config, DigestedInShares) and config.rank is None:
+        if config.world_size:
+            of_shares = lineage_of_shares()
+        elif reason is not None and config.can_be_shared():
+            as_shares = lineage_of_shares()
     return Decision(
         inputs,
         options,
@@ -205,8 +216,18 @@ def decide(
         manifest,
         remark,
         of_shares,
+        as_shares,
         manifests,
     )
+
+
+def _recorded_digests(config: StageConfig, output: Output | None) -> dict[str, str] | None:
+    """The digests of inputs in the manifest of an output that shares or a join may make; None if
+    there is none."""
+    if output is None or not isinstance(config, DigestedInShares) or config.rank is not None:
+        return None
+    found = read_manifest(output.manifest_url)
+    return {n: one.digest for n, one in found[0].inputs.items()} if found is not None else None
 
 
 def is_forced(manifest: Manifest, forced_by: str) -> bool:
@@ -220,11 +241,16 @@ def _resolved(
     config: StageConfig,
     manifests: Manifests,
     of_raw: OfRaw | None,
+    recorded: str | None = None,
 ) -> Input:
-    """An input; an error names the option of the missing file."""
+    """An input; an error names the option of the missing file. recorded: the digest in the manifest
+    of the output; earlier versions marked any that was taken by blocks."""
+    taken = BlockDigests() if of_raw is block_digest else None
     try:
-        found = resolve(name, urls, manifests, of_raw)
-        return found if of_raw != block_digest else replace(found, digest=MARK + found.digest)
+        found = resolve(name, urls, manifests, taken or of_raw)
+        if taken is None or not (taken.in_blocks or recorded == MARK + found.digest):
+            return found
+        return replace(found, digest=MARK + found.digest)
     except ArtifactError as error:
         url = next((url for url in urls if str(error).startswith(f"{url}: ")), None)
         if url is None:

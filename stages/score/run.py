@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,15 @@ from stages.runtime.document_units import (
     DROPPED,
     UnitDone,
     UnitFile,
-    UnitFiles,
     UnitJob,
     plan_jobs,
     reader_of,
     run_first_pass,
     run_units,
 )
+from stages.runtime.unit_files import UnitFiles
 from stages.runtime.unit_shares import (
-    files_of_shares,
+    FilesOfShares,
     run_share,
 )
 from stages.score.config import ANNOTATED, NGRAMS, ScoreConfig
@@ -46,7 +46,7 @@ from trainyard.artifacts.digest import digest_bytes
 from trainyard.classifiers.examples import read_examples, train_classifier
 from trainyard.classifiers.ngrams import EPOCHS
 from trainyard.classifiers.toxicity import Prompts, Scores, lowest, of_prompts, summarize
-from trainyard.collection.documents import Item, dropped, dropped_line
+from trainyard.collection.documents import Item, dropped
 from trainyard.collection.tally import Tally
 from trainyard.errors import ArtifactError, DataError
 
@@ -71,7 +71,8 @@ def run(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
         trained, files = _join(config, stage, jobs)
     else:
         trained = prepare(config, stage)
-        files = run_first_pass(stage, jobs, score_unit, config.workers, "score", "scores")
+        scored = run_first_pass(stage, jobs, score_unit, config.workers, "score", "scores")
+        files = [[file] for file in scored]
     scores, prompts, ends = _read(files)
     kept = choose(config, scores)
     measured = measure(config, scores, prompts, kept, toxicity)
@@ -115,28 +116,31 @@ def report_of(rank: int) -> str:
 
 def _join(
     config: ScoreConfig, stage: StageRun, jobs: Sequence[UnitJob]
-) -> tuple[dict[str, Any], list[UnitFile]]:
-    """The classifier of all shares, and their scores. ArtifactError if each trained its own: the
-    same examples give other weights on another kind of machine."""
+) -> tuple[dict[str, Any], list[list[UnitFile]]]:
+    """The classifier of all shares, and the scores of each unit. ArtifactError if each trained its
+    own: the same examples give other weights on another kind of machine."""
     shares = config.all_shares()
     reports = [report_of(rank) for rank in range(len(shares))]
-    files = files_of_shares(stage, shares, "score", [*reports, *map(name_of, jobs)])
-    trained = [json_text.loads(file.read()) for file in files[: len(shares)]]
+    files = FilesOfShares(stage, shares, "score")
+    trained = [json_text.loads(files.named(name).read()) for name in reports]
     for share, one in zip(shares, trained, strict=True):
         if one != trained[0]:
             raise ArtifactError(
                 f"{share.url}: trained other weights than {shares[0].url}, so their scores do not "
                 f"compare; remove {config.shares_url} and make all on one kind of machine"
             )
-    return trained[0], files[len(shares) :]
+    return trained[0], files.of_pieces(jobs, name_of)
 
 
-def _read(files: Sequence[UnitFile]) -> tuple[Scores, Prompts, list[int]]:
-    """The scores and prompts of all documents, and where each unit ends among them."""
-    units = [UnitScores.parse(file.read(), file.url) for file in files]
-    scores = np.concatenate([unit.scores for unit in units])
-    prompts = np.concatenate([unit.prompts for unit in units])
-    return scores, prompts, list(accumulate(len(unit.scores) for unit in units))
+def _read(files: Sequence[Sequence[UnitFile]]) -> tuple[Scores, Prompts, list[int]]:
+    """The scores and prompts of all documents, and where each unit ends among them. files: of the
+    pieces of each unit."""
+    units = [[UnitScores.parse(file.read(), file.url) for file in own] for own in files]
+    pieces = list(chain.from_iterable(units))
+    scores = np.concatenate([piece.scores for piece in pieces])
+    prompts = np.concatenate([piece.prompts for piece in pieces])
+    ends = accumulate(sum(len(piece.scores) for piece in own) for own in units)
+    return scores, prompts, list(ends)
 
 
 def choose(config: ScoreConfig, scores: Scores) -> NDArray[np.bool_]:
@@ -218,7 +222,7 @@ def write_unit(job: UnitJob) -> UnitDone:
                 f"{job.unit.sources[0].url}: had {len(scores)} documents when they were scored, "
                 f"and {number + 1} now: a file was changed; run again"
             )
-        files.write_all(DROPPED, (dropped_line(*bad) for bad in reader.bad))
+        files.write_bad(reader.bad)
     tally.bad_lines = len(reader.bad)
     return UnitDone(files.records, tally.document())
 

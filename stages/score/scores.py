@@ -68,7 +68,7 @@ class UnitScores:
 
 def name_of(job: UnitJob) -> str:
     """The file of a unit's scores."""
-    return f"scores-{job.number:05d}.npz"
+    return f"scores-{job.label}.npz"
 
 
 def score_unit(job: UnitJob) -> UnitDone:

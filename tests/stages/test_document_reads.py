@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 TASKS = 3
 STAGES = {
     "clean": (["--input", "{}", "--rules", "min_words:limit=2"], 0),
+    "collect": (["--source", "json", "--input", "{}"], 0),
     "dedup": (["--input", "{}"], 1),
     "decontaminate": (["--input", "{}", "--tasks", "t", "--task-data", "{}.tasks.jsonl"], 1),
     "mix": (["--sources", "web", "--input", "{}", "--epochs", "1"], 1),

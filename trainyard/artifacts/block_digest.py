@@ -18,7 +18,7 @@ from trainyard.artifacts.store import FileInfo
 BLOCK_BYTES = 8 << 20
 
 MARK = "blocks:"
-"""Begins the digest of an input whose files were digested in blocks."""
+"""Begins the digest of an input of which a file was digested in blocks."""
 
 BLOCKS = "blocks"
 """The name under which such digests are remembered."""
@@ -40,6 +40,18 @@ def block_digest(url: str) -> str:
     if num_blocks(store.info(url).size_bytes) < 2:
         return raw_digest(url)
     return str(remembered(url, BLOCKS, lambda: _read(url)))
+
+
+class BlockDigests:
+    """Takes the digests of some files by `block_digest`, and says whether one was of blocks."""
+
+    def __init__(self) -> None:
+        self.in_blocks = False
+
+    def __call__(self, url: str) -> str:
+        """The digest of one."""
+        self.in_blocks |= num_blocks(store.info(url).size_bytes) > 1
+        return block_digest(url)
 
 
 def _read(url: str) -> str:

@@ -70,7 +70,7 @@ def resolve(
     manifests: what was read for other inputs of the same decision. of_raw: instead of `raw_digest`.
     Raises ArtifactError for a URL without files, and for an artifact that is being written."""
     manifests = Manifests() if manifests is None else manifests
-    parts = _each(lambda url: _resolve_one(url, manifests, of_raw), urls)
+    parts = each_of(lambda url: _resolve_one(url, manifests, of_raw), urls)
     files = tuple(file for files, _ in parts for file in files)
     digests = [digest for _, digest in parts]
     digest = digests[0] if len(digests) == 1 else digest_document(digests)
@@ -100,7 +100,7 @@ def _resolve_one(url: str, manifests: Manifests, of_raw: OfRaw | None) -> tuple[
     return _folder(url, manifests, of_raw)
 
 
-def _each(work: Callable[[str], T], urls: Sequence[str]) -> list[T]:
+def each_of(work: Callable[[str], T], urls: Sequence[str]) -> list[T]:
     """The results of `work`; at remote places in threads, since each waits for a request."""
     if len(urls) < 2 or all(map(is_local, urls)):
         return [work(url) for url in urls]
@@ -145,7 +145,7 @@ def _files_of(manifest: Manifest, base: str) -> list[str]:
 def _files_alone(
     urls: list[str], manifests: Manifests, of_raw: OfRaw | None
 ) -> tuple[list[str], str]:
-    digests = _each(lambda file: manifests.file_digest(file, of_raw), urls)
+    digests = each_of(lambda file: manifests.file_digest(file, of_raw), urls)
     if len(urls) == 1:
         return urls, digests[0]
     sizes = (manifests.size(url) for url in urls)
@@ -156,7 +156,7 @@ def _folder(url: str, manifests: Manifests, of_raw: OfRaw | None) -> tuple[list[
     root, files = url.rstrip("/") + "/", _files_in(url)
     names = [file.removeprefix(root) for file in files]
     sizes = map(manifests.size, files)
-    digests = _each(lambda file: manifests.file_digest(file, of_raw), files)
+    digests = each_of(lambda file: manifests.file_digest(file, of_raw), files)
     return files, digest_files(zip(names, sizes, digests, strict=True))
 
 

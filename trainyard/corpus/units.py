@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from trainyard.artifacts import store
 from trainyard.corpus.documents import split_ranges
@@ -57,8 +57,11 @@ def look_at(files: Sequence[str]) -> list[InputFile]:
     return sizes
 
 
-Split = Callable[[str, int, int], list[ByteRange]]
-"""The ranges of a file: of its URL, its bytes, and the most bytes of a range."""
+class Split(Protocol):
+    """Cuts the bytes of a file from `start` to `end` into ranges of at most some bytes."""
+
+    def __call__(self, url: str, end: int, unit_bytes: int, start: int = 0) -> list[ByteRange]:
+        """The ranges, in order, without gap or overlap; none for no bytes."""
 
 
 def plan_units(
@@ -71,18 +74,40 @@ def plan_units(
     `unit_bytes_for`."""
     total = sum(file.size_bytes for file in files)
     unit_bytes = unit_bytes_for(total, least_bytes, world_size)
+    whole = (ByteRange(file.url, 0, file.size_bytes) for file in files)
+    return _cut(enumerate(whole), split, unit_bytes)
+
+
+def plan_pieces(
+    units: Sequence[Unit], world_size: int, split: Split = split_ranges
+) -> list[list[Unit]]:
+    """The pieces of each unit, which ranks do apart: enough that each has work, and small enough
+    that a kill costs little. Of an input that is not large, a unit is one piece."""
+    total = sum(unit.size_bytes for unit in units)
+    unit_bytes = unit_bytes_for(total, world_size=world_size)
+    return [
+        _cut(zip(unit.files, unit.sources, strict=True), split, unit_bytes)
+        if unit.size_bytes > unit_bytes
+        else [unit]
+        for unit in units
+    ]
+
+
+def _cut(sources: Iterable[tuple[int, ByteRange]], split: Split, unit_bytes: int) -> list[Unit]:
+    """sources: with the numbers of their files."""
     units: list[Unit] = []
     gathered: list[tuple[int, ByteRange]] = []
     room = unit_bytes
-    for number, file in enumerate(files):
-        ranges = split(file.url, file.size_bytes, unit_bytes)
-        is_small = len(ranges) == 1 and file.size_bytes < unit_bytes
-        if gathered and ranges and not (is_small and file.size_bytes <= room):
+    for number, source in sources:
+        size_bytes = source.size_bytes
+        ranges = split(source.url, source.end, unit_bytes, source.start)
+        is_small = len(ranges) == 1 and size_bytes < unit_bytes
+        if gathered and ranges and not (is_small and size_bytes <= room):
             units.append(_unit(gathered))
             gathered, room = [], unit_bytes
         if is_small:
             gathered.append((number, ranges[0]))
-            room -= file.size_bytes
+            room -= size_bytes
             continue
         units += [_unit([(number, one)]) for one in ranges]
     return [*units, _unit(gathered)] if gathered else units

@@ -117,14 +117,14 @@ class LocalBackend:
         return is_file(_path(url))
 
     def list_files(self, url: str) -> dict[str, int]:
-        root = _path(url)
+        root = str(_path(url))
         found = {}
         for folder, folders, names in os.walk(root, onerror=_raise_unless_gone):
             folders.sort()
-            for name in names:
-                path = Path(folder, name)
+            below = f"{folder[len(root) :].strip('/')}/".lstrip("/")
+            for name in names:  # of which there may be a million, so no pathlib
                 with _unless_gone():
-                    found[path.relative_to(root).as_posix()] = path.stat().st_size
+                    found[below + name] = os.stat(os.path.join(folder, name)).st_size
         return dict(sorted(found.items()))
 
     def list_folder(self, url: str) -> dict[str, tuple[int, str]]:

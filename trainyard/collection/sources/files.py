@@ -71,24 +71,25 @@ class SourceSplitter:
     def __init__(self, source: str, offsets: Mapping[str, Sequence[int]]) -> None:
         self._source, self._offsets = source, offsets
 
-    def __call__(self, url: str, size_bytes: int, unit_bytes: int) -> list[ByteRange]:
+    def __call__(self, url: str, end: int, unit_bytes: int, start: int = 0) -> list[ByteRange]:
         """Ranges of nearly equal size, without gap or overlap; the whole file where its format has
         no place to begin in the middle."""
-        if size_bytes == 0:
+        if start == end:
             return []
-        bounds = [0, size_bytes]
+        bounds = [start, end]
         if compression_of(url) in SEEKABLE.get(self._source, ()):
+            size_bytes = end - start
             count = -(-size_bytes // unit_bytes)
-            bounds = [size_bytes * i // count for i in range(count + 1)]
+            bounds = [start + size_bytes * i // count for i in range(count + 1)]
         if starts := self._offsets.get(url):
-            if starts[-1] >= size_bytes:
+            if starts[-1] >= end == store.info(url).size_bytes:
                 raise DataError(
-                    f"{url}: its index has a stream at byte {starts[-1]}, but it has {size_bytes} "
+                    f"{url}: its index has a stream at byte {starts[-1]}, but it has {end} "
                     "bytes; give the index of this file"
                 )
             inner = (bisect_left(starts, bound) for bound in bounds[1:-1])
             moved = {starts[place] for place in inner if place < len(starts)}
-            bounds = [0, *sorted(moved - {0}), size_bytes]
+            bounds = [start, *sorted(one for one in moved if start < one < end), end]
         return [ByteRange(url, a, b) for a, b in itertools.pairwise(bounds)]
 
 

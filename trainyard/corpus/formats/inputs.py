@@ -86,35 +86,38 @@ def _check_kinds(asked: set[str], files: Sequence[str], keys: Sequence[str], opt
         )
 
 
-def split_ranges(url: str, size_bytes: int, unit_bytes: int) -> list[ByteRange]:
-    """The units of a file of `size_bytes`, without gap or overlap; none for an empty file.
+def split_ranges(url: str, end: int, unit_bytes: int, start: int = 0) -> list[ByteRange]:
+    """The units of a file of `end` bytes, without gap or overlap; none for an empty file. start: of
+    a range that this function cut before, to be cut further.
 
     For JSONL, nearly equal ranges of at most `unit_bytes`, and of whole blocks (`block_digest`) if
     those are smaller, so that who reads a range can digest its blocks. For Parquet, whose footer is
     read, consecutive row groups of at most that size together, or one larger one."""
     kind, compression = split_name(url)
-    if size_bytes == 0:
+    if start == end:
         return []
     if kind == "jsonl" and not compression:
         atom = BLOCK_BYTES if unit_bytes >= BLOCK_BYTES else 1
-        atoms = -(-size_bytes // atom)
+        atoms = -(-(end - start) // atom)
         pieces = -(-atoms // (unit_bytes // atom))
-        bounds = [min(atoms * i // pieces * atom, size_bytes) for i in range(pieces + 1)]
+        bounds = [min(start + atoms * i // pieces * atom, end) for i in range(pieces + 1)]
     elif kind == "parquet":
-        bounds = _parquet_bounds(url, size_bytes, unit_bytes)
+        bounds = _parquet_bounds(url, start, end, unit_bytes)
     else:
-        bounds = [0, size_bytes]
+        bounds = [start, end]
     return [ByteRange(url, a, b) for a, b in itertools.pairwise(bounds)]
 
 
-def _parquet_bounds(url: str, size_bytes: int, unit_bytes: int) -> list[int]:
+def _parquet_bounds(url: str, start: int, end: int, unit_bytes: int) -> list[int]:
     from trainyard.corpus.formats.parquet import row_groups
 
-    bounds = [0]
+    bounds = [start]
     filled = 0
     for group in row_groups(url):
+        if not start <= group.offset < end:
+            continue
         if filled and filled + group.size_bytes > unit_bytes and group.offset > bounds[-1]:
             bounds.append(group.offset)
             filled = 0
         filled += group.size_bytes
-    return [*bounds, size_bytes]
+    return [*bounds, end]
