@@ -18,9 +18,9 @@ from trainyard.machine_code import compiled_inside, machine_code
 
 PAD = 128
 """Zeros behind the bytes."""
-BEGIN, END, TEXT, CHARS, FLAGS = range(5)
+BEGIN, END, TEXT, TEXT_END, CHARS, FLAGS = range(6)
 """Columns of lines: where one begins and ends, where its text does, its characters, and facts."""
-HAS_ORIGIN, HAS_LETTER, HAS_ESCAPE = 1, 2, 4
+HAS_ORIGIN, HAS_ESCAPE = 1, 2
 NOT_PLAIN = -1
 
 LETTERS = 1 << 16
@@ -166,10 +166,11 @@ def _utf8(data: Bytes, at: int) -> tuple[int, int]:
 
 @compiled_inside
 def _string(
-    data: Bytes, token: Bits, special: Bits, letters: Bits, at: int
+    data: Bytes, token: Bits, special: Bits, letters: Bits, rare: Any, at: int
 ) -> tuple[int, int, int]:
     """(where the string ends whose first character is here, how many more bytes than characters it
-    has, facts); no token has a byte of an escape. NOT_PLAIN: it does not end, or is wrong."""
+    has, whether it has an escape); no token has a byte of one. NOT_PLAIN: it does not end, or is
+    wrong."""
     more, facts = 0, 0
     while True:
         word = at >> 6
@@ -193,7 +194,8 @@ def _string(
             return NOT_PLAIN, 0, 0
         place = code & LETTERS - 1
         if letters[place >> 6] >> np.uint64(place & 63) & ONE != ZERO:
-            facts |= HAS_LETTER
+            rare[0] += 1
+            rare[rare[0]] = at
         more += size - 1
         at += size
 
@@ -233,7 +235,14 @@ VALUE, VALUE_OR_END, KEY, KEY_OR_END, AFTER_VALUE = range(5)
 
 @compiled_inside
 def _line(
-    data: Bytes, token: Bits, special: Bits, letters: Bits, begin: int, key: Bytes, text: Any
+    data: Bytes,
+    token: Bits,
+    special: Bits,
+    letters: Bits,
+    rare: Any,
+    begin: int,
+    key: Bytes,
+    text: Any,
 ) -> tuple[int, int, int]:
     """(where the line ends that begins here, characters of its text, facts). text: (2,) i8, gets
     where that is. NOT_PLAIN: it is no object of one text under the key, or one that must be read:
@@ -256,7 +265,7 @@ def _line(
                 return NOT_PLAIN, 0, 0
             at += 1
         elif byte == 34:
-            end, more, found = _string(data, token, special, letters, at + 1)
+            end, more, found = _string(data, token, special, letters, rare, at + 1)
             if end < 0:
                 return NOT_PLAIN, 0, 0
             if _is(data, at + 1, end, key):
@@ -278,7 +287,6 @@ def _line(
                 if is_text:
                     text[0], text[1] = at + 1, end
                     chars, is_text = end - at - 1 - more, False
-                    facts |= found & HAS_LETTER
                 at, state = end, AFTER_VALUE
             at += 1
         elif state == KEY or is_text:
@@ -305,30 +313,32 @@ def _line(
     return (at if data[at] == 10 and num_keys == 1 and chars >= 0 else NOT_PLAIN), chars, facts
 
 
-@machine_code("i8(u1[::1], u8[::1], u8[::1], u8[::1], i8, u1[::1], i8[:, ::1], i8)")
+@machine_code("i8(u1[::1], u8[::1], u8[::1], u8[::1], i8[::1], i8, u1[::1], i8[:, ::1], i8)")
 def read_lines(
     data: Bytes,
     token: Bits,
     special: Bits,
     letters: Bits,
+    rare: Any,
     size: int,
     key: Bytes,
     lines: Any,
     most: int,
 ) -> int:
-    """How many lines there are, or NOT_PLAIN. lines: (at least that, 5) to write to. Their last
-    line feed is at `size`. Only the tokens of texts remain. letters: bits of those beyond ASCII
-    that make a line HAS_LETTER. most: bytes of a line."""
-    at, count, last = 0, 0, 0
+    """How many lines there are, or NOT_PLAIN. lines: (at least that, 6) to write to. Their last
+    line feed is at `size`. Only the tokens of texts remain. letters: bits of those that are rare.
+    rare: to write to, how many of them strings have, and where. most: bytes of a line."""
+    at, count, last, rare[0] = 0, 0, 0, 0
     text = np.empty(2, np.int64)
     while at <= size:
-        end, chars, facts = _line(data, token, special, letters, at, key, text)
+        end, chars, facts = _line(data, token, special, letters, rare, at, key, text)
         if end < 0 or end - at > most:
             return NOT_PLAIN
         _clear(token, last, text[0])
         last = text[1]
         row = lines[count]
-        row[BEGIN], row[END], row[TEXT], row[CHARS], row[FLAGS] = at, end, text[0], chars, facts
+        row[BEGIN], row[END], row[TEXT], row[TEXT_END] = at, end, text[0], text[1]
+        row[CHARS], row[FLAGS] = chars, facts
         at, count = end + 1, count + 1
     _clear(token, last, len(token) << 6)
     return count

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from trainyard.collection.contamination.ngrams import WORD
+from trainyard.collection.contamination.ngrams import CAPITAL_SIGMA, WORD
 from trainyard.collection.words import lowered
 
 Array = npt.NDArray[Any]
@@ -33,6 +33,8 @@ SIZES = (2, 4, 6, 8)
 """Tokens of a key: as many as the n-gram has."""
 STRETCH = 9
 """Words at the end of an n-gram that its key is of."""
+LETTER_BYTES = 4
+"""Of a letter in UTF-8, at most."""
 FEW_LETTERS = 100
 """Of more, any one names a text."""
 LEAST_TOKENS = 4
@@ -92,6 +94,19 @@ class Prefilter:
             not words.isdisjoint(_words_with(letter, lower, self._longest))
             for letter, words in self._words.items()
         )
+
+    def may_have_word(self, text: bytes, place: int) -> bool:
+        """Whether one of these letters, at a place of a string of JSON, may be of such a word."""
+        letter = text[place : place + LETTER_BYTES].decode(errors="ignore")[:1]
+        if letter in ("\\", CAPITAL_SIGMA) or self._find_letter is not None:
+            return True  # an escape; a letter whose lower case depends on others; too many of them
+        words = self._words.get(lowered(letter), ())
+        reach = LETTER_BYTES * max(map(len, words), default=0)
+        around = text[max(place - reach, 0) : place + reach]
+        if b"\\u" in around or CAPITAL_SIGMA.encode() in around:
+            return True
+        lower = lowered(around.decode(errors="ignore"))
+        return any(word in lower for word in words)
 
     def is_of_bytes(self, key: str) -> bool:
         """Whether the bytes of JSON tell which texts to name, if they have this key."""
