@@ -85,11 +85,16 @@ def prefilter_of(folder: str) -> Prefilter:
     return Prefilter(chain.from_iterable(tasks_of(folder).values()))
 
 
+def is_skimmed(folder: str) -> bool:
+    """Whether there is so much input that compiled code is worth its loading."""
+    return Path(folder, SKIM).exists()
+
+
 @cache
 def skimmer_of(folder: str, key: str, max_bytes: int) -> Skimmer | None:
     """Finds them in lines that are not parsed; None if that is not possible, or not worth it."""
     prefilter = prefilter_of(folder)
-    if not Path(folder, SKIM).exists() or not prefilter.is_of_bytes(key):
+    if not is_skimmed(folder) or not prefilter.is_of_bytes(key):
         return None
     from trainyard.collection.contamination.skim import Skimmer  # costs half a second
 

@@ -17,6 +17,7 @@ from stages.decontaminate.count import (
     SPLIT_ID,
     Counts,
     count_unit,
+    is_skimmed,
     name_of,
     tasks_of,
     used_matcher_of,
@@ -198,16 +199,16 @@ class _Writer:
     def write_lines(self, files: UnitFiles, has_origin: bool) -> int:
         """The same, where only documents with n-grams are read."""
         name = None if self._config.mode == "drop" else self._split_name()
-        added = Added(has_origin, name, self.counts.first + 1)
+        added = Added(has_origin, name, self.counts.first + 1, is_skimmed(self._job.scratch))
         number = 0
         for block in blocks_of(self._job):
             begin = 0
             for at in block.chosen(self.counts.hits):
-                files.write_lines(DOCUMENTS, added.pieces(block, begin, at))
+                files.write_lines(DOCUMENTS, added.lines(block, begin, at))
                 for kind, fields in self.decide(block.first + at, block.item(at)):
                     files.write(kind, fields)
                 begin = at + 1
-            files.write_lines(DOCUMENTS, added.pieces(block, begin, len(block)))
+            files.write_lines(DOCUMENTS, added.lines(block, begin, len(block)))
             number = block.first + len(block)
         unread = self.counts.documents - self.tally.documents
         chars = self.counts.chars - self.tally.chars
