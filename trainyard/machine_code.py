@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+HOW: dict[str, Any] = {"error_model": "numpy", "nogil": True}
+"""Division by zero raises nothing; threads may run the functions at the same time."""
+
 
 def compiled_inside(function: F) -> F:
     """Let compiled functions call this one; it is compiled as a part of them."""
@@ -55,10 +58,10 @@ def machine_code(signature: Any) -> Callable[[F], F]:
 
     def compiled(function: F) -> F:
         try:
-            return cast(F, njit(signature, error_model="numpy", cache=True)(function))
+            return cast(F, njit(signature, cache=True, **HOW)(function))
         # No folder to write to; a full disk; a file that a crash has cut short.
         except (RuntimeError, OSError, EOFError, ValueError, UnpicklingError) as error:
             log.info("%s is compiled anew, its cache cannot be used: %s", function.__name__, error)
-            return cast(F, njit(signature, error_model="numpy")(function))
+            return cast(F, njit(signature, **HOW)(function))
 
     return compiled

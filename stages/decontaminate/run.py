@@ -75,11 +75,13 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
     jobs = plan_jobs(stage, config)
     size_bytes = sum(job.size_bytes for job in jobs)
     write_ngrams(stage.scratch, tasks, size_bytes, config.workers or available_cores())
+    how = (count_unit, config.workers, "count")
+    in_threads = is_skimmed(str(stage.scratch))  # compiled code runs without Python's lock
     if config.rank is not None:
-        run_share(stage, jobs, count_unit, config.workers, "count", lambda job: (name_of(job),))
+        run_share(stage, jobs, *how, lambda job: (name_of(job),), in_threads)
         return {"units": len(jobs)}
     if config.world_size is None:
-        files = run_first_pass(stage, jobs, count_unit, config.workers, "count", "counts")
+        files = run_first_pass(stage, jobs, *how, "counts", in_threads)
     else:
         names = [name_of(job) for job in jobs]
         files = files_of_shares(stage, config.all_shares(), "decontaminate", names)
@@ -92,7 +94,7 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
     common = sorted(ngram for ngram, count in total.items() if limit and count >= limit)
     write_common(stage.scratch, common)
     _write_used(stage.scratch / USED, counts)
-    found = run_units(stage, jobs, write_unit, config.workers, "write")
+    found = run_units(stage, jobs, write_unit, config.workers, "write", None, in_threads)
     metrics = _report(config, stage, tasks, total, common, found)
     log.info(
         "decontaminated documents=%d kept=%d seconds=%.2f",
