@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 from numba import njit
 from numba.core import entrypoints
+from numba.core.caching import FunctionCache
 from numba.core.registry import cpu_target
 from numba.core.runtime import nrtdynmod
 from numba.core.runtime.nrt import rtsys
@@ -38,6 +39,19 @@ class _RuntimeWhenCompiling(type(rtsys)):  # type: ignore[misc]
 _compile_runtime: Callable[[Any], Any] = nrtdynmod.compile_nrt_functions
 nrtdynmod.compile_nrt_functions = lambda context: None
 rtsys.__class__ = _RuntimeWhenCompiling
+
+
+
+def _load(self: FunctionCache, signature: Any, target: Any) -> Any:
+    """Take a function from the cache. numba's own method first prepares to compile, for 0.2 s; its
+    compiler does that too, for a function that is not in the cache. Other than with that, a cached
+    function can call nothing of numpy's linear algebra or random numbers."""
+    rtsys.initialize(target)
+    with self._guard_against_spurious_io_errors():
+        return self._load_overload(signature, target)
+
+
+FunctionCache.load_overload = _load
 
 log = logging.getLogger(__name__)
 
