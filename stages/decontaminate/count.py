@@ -51,9 +51,10 @@ class Counts:
 
 
 def write_ngrams(
-    folder: Path, tasks: Mapping[str, Iterable[str]], size_bytes: int, num_workers: int
+    folder: Path, tasks: Mapping[str, dict[str, None]], size_bytes: int, num_workers: int
 ) -> None:
     """Put the n-grams of each task where workers find them. size_bytes: of the whole input."""
+    _tasks[str(folder)] = tasks
     (folder / NGRAMS).write_bytes(orjson.dumps({name: list(one) for name, one in tasks.items()}))
     if size_bytes >= SKIMMED_BYTES * num_workers:
         (folder / SKIM).touch()
@@ -75,9 +76,15 @@ def _built_once(build: Callable[[str], T]) -> Callable[[str], T]:
     return build_or_wait
 
 
+_tasks: dict[str, Mapping[str, dict[str, None]]] = {}
+"""By folder, what this process put there."""
+
+
 @_built_once
-def tasks_of(folder: str) -> dict[str, dict[str, None]]:
-    """The n-grams that were put into a folder; read once a process."""
+def tasks_of(folder: str) -> Mapping[str, dict[str, None]]:
+    """The n-grams that were put into a folder; another process reads them once."""
+    if folder in _tasks:
+        return _tasks[folder]
     tasks = orjson.loads(Path(folder, NGRAMS).read_bytes())
     return {name: dict.fromkeys(ngrams) for name, ngrams in tasks.items()}
 

@@ -295,18 +295,23 @@ def _slots(pairs: Array) -> Array:
 
 def _spelled(letters: Set[str]) -> set[str]:
     """These letters in lower and upper case."""
-    return set(letters).union(*(_by_lower_case().get(letter, ()) for letter in letters))
+    found = set(letters)
+    if FINAL_SIGMA in found:
+        found.add(FINAL_SIGMA.upper())
+    given, lower = _letters_and_lower_case() if found else ("", "")
+    for letter in letters:
+        at = lower.find(letter)
+        while at >= 0:
+            found.add(given[at])
+            at = lower.find(letter, at + 1)
+    return found
 
 
 @cache
-def _by_lower_case() -> dict[str, list[str]]:
-    """The letters that become another in lower case, by that."""
-    found = {FINAL_SIGMA: [FINAL_SIGMA.upper()]}
+def _letters_and_lower_case() -> tuple[str, str]:
+    """All letters that have another case, some others too, and the lower case of each."""
     letters = "".join(map(chr, (*range(TWO_LETTERS), *range(TWO_LETTERS + 1, LAST_CASED + 1))))
-    for letter, lower in zip(letters, letters.lower(), strict=True):
-        if lower != letter:
-            found.setdefault(lower, []).append(letter)
-    return found
+    return letters, letters.lower()
 
 
 def _stretch(run: str) -> tuple[str, int]:
@@ -320,7 +325,8 @@ def _stretch(run: str) -> tuple[str, int]:
 
 def _num_tokens(run: str) -> int:
     """Of ASCII words."""
-    return len(run.replace(chr(NO_TOKEN), " ").split())
+    letter = chr(NO_TOKEN)
+    return len(run.replace(letter, " ").split()) if letter in run or not run else 1 + run.count(" ")
 
 
 def _words_with(letter: str, text: str, longest: int) -> Iterator[str]:
