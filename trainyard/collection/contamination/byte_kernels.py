@@ -34,6 +34,8 @@ SPLIT_ID = np.frombuffer(b"split_id", np.uint8)
 ORIGIN = np.frombuffer(b"origin", np.uint8)
 TRUE, FALSE, NULL = (np.frombuffer(word, np.uint8) for word in (b"true", b"false", b"null"))
 ZERO, ONE, ALL = np.uint64(0), np.uint64(1), np.uint64((1 << 64) - 1)
+SHORT_ESCAPES = np.packbits([n in b'"\\/bfnrt' for n in range(256)], bitorder="little").view("<u8")
+"""Bits of the bytes that an escape of two bytes ends with."""
 LOW_BITS = np.uint64(0x0101010101010101)
 GATHER = np.uint64(0x0102040810204080)
 """Moves the lowest bits of eight bytes into the highest byte."""
@@ -115,28 +117,30 @@ def _hex4(data: Bytes, at: int) -> int:
 
 
 @compiled_inside
+def _is_short_escape(kind: Any) -> bool:
+    """Whether a backslash before this byte is an escape of two bytes."""
+    return bool(SHORT_ESCAPES[kind >> 6] >> np.uint64(kind & 63) & ONE == ONE)
+
+
+@compiled_inside
 def _escape(data: Bytes, at: int) -> tuple[int, int]:
-    """(bytes of the escape that begins here, code of its character); 0 bytes: it is wrong, or a
-    letter or digit that could stand as it is."""
-    kind = data[at + 1]
-    if kind == 117:  # u
-        code = _hex4(data, at + 2)
-        if code < 0x80:
-            low = code | 0x20
-            is_word = 48 <= code <= 57 or 97 <= low <= 122 or code == 95
-            return (0 if code < 0 or is_word else 6), code
-        if code < 0xD800 or code >= 0xE000:
-            return 6, code
-        if code >= 0xDC00 or data[at + 6] != 92 or data[at + 7] != 117:
-            return 0, 0
-        second = _hex4(data, at + 8)
-        if second < 0xDC00 or second >= 0xE000:
-            return 0, 0
-        return 12, 0x10000 + ((code & 0x3FF) << 10 | second & 0x3FF)
-    # " \ / b f n r t
-    is_known = kind == 34 or kind == 92 or kind == 47 or kind == 98 or kind == 102
-    is_known = is_known or kind == 110 or kind == 114 or kind == 116
-    return (2 if is_known else 0), 0
+    """(bytes of the long escape that begins here, code of its character); 0 bytes: it is wrong, or
+    a letter or digit that could stand as it is."""
+    if data[at + 1] != 117:  # u
+        return 0, 0
+    code = _hex4(data, at + 2)
+    if code < 0x80:
+        low = code | 0x20
+        is_word = 48 <= code <= 57 or 97 <= low <= 122 or code == 95
+        return (0 if code < 0 or is_word else 6), code
+    if code < 0xD800 or code >= 0xE000:
+        return 6, code
+    if code >= 0xDC00 or data[at + 6] != 92 or data[at + 7] != 117:
+        return 0, 0
+    second = _hex4(data, at + 8)
+    if second < 0xDC00 or second >= 0xE000:
+        return 0, 0
+    return 12, 0x10000 + ((code & 0x3FF) << 10 | second & 0x3FF)
 
 
 @compiled_inside
@@ -144,24 +148,20 @@ def _utf8(data: Bytes, at: int) -> tuple[int, int]:
     """(bytes of the character beyond ASCII that begins here, its code); 0 bytes: it is none
     (RFC 3629)."""
     first: Any = np.int64(data[at])
+    second: Any = np.int64(data[at + 1]) ^ 0x80
+    third: Any = np.int64(data[at + 2]) ^ 0x80
+    fourth: Any = np.int64(data[at + 3]) ^ 0x80  # each below 64, if it continues a character
     code: Any = 0
-    size = 0
-    if 0xC2 <= first < 0xE0:
-        code, size = first & 0x1F, 2
-    elif 0xE0 <= first < 0xF0:
-        code, size = first & 0xF, 3
-    elif 0xF0 <= first < 0xF5:
-        code, size = first & 7, 4
-    for i in range(1, size):
-        byte = np.int64(data[at + i])
-        if byte & 0xC0 != 0x80:
-            return 0, 0
-        code = code << 6 | byte & 0x3F
-    if size == 3 and (code < 0x800 or 0xD800 <= code < 0xE000):
-        return 0, 0
-    if size == 4 and (code < 0x10000 or code > 0x10FFFF):
-        return 0, 0
-    return size, code
+    if first < 0xE0:
+        code = first << 6 & 0x7C0 | second
+        return (2 if (first >= 0xC2) & (second < 64) else 0), code
+    if first < 0xF0:
+        code = first << 12 & 0xF000 | second << 6 | third
+        is_right = ((second | third) < 64) & (code >= 0x800) & (code >> 11 != 0x1B)  # a surrogate
+        return (3 if is_right else 0), code
+    code = first << 18 & 0x1C0000 | second << 12 | third << 6 | fourth
+    is_right = ((second | third | fourth) < 64) & (code >= 0x10000) & (code <= 0x10FFFF)
+    return (4 if is_right & (first < 0xF8) else 0), code
 
 
 @compiled_inside
@@ -185,9 +185,13 @@ def _string(
         if byte == 34:
             return at, more, facts
         if byte == 92:
+            facts |= HAS_ESCAPE
+            if _is_short_escape(data[at + 1]):  # most are line feeds
+                token[at + 1 >> 6] &= ~(ONE << np.uint64(at + 1 & 63))
+                more, at = more + 1, at + 2
+                continue
             size, code = _escape(data, at)
             _clear(token, at, at + size)
-            facts |= HAS_ESCAPE
         else:
             size, code = _utf8(data, at)
         if size == 0:

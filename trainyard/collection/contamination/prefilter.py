@@ -100,12 +100,18 @@ class Prefilter:
         letter = text[place : place + LETTER_BYTES].decode(errors="ignore")[:1]
         if letter in ("\\", CAPITAL_SIGMA) or self._find_letter is not None:
             return True  # an escape; a letter whose lower case depends on others; too many of them
-        words = self._words.get(lowered(letter), ())
-        reach = LETTER_BYTES * max(map(len, words), default=0)
-        around = text[max(place - reach, 0) : place + reach]
-        if b"\\u" in around or CAPITAL_SIGMA.encode() in around:
+        words = self._words.get(lowered(letter))
+        if not words:
+            return False
+        reach = LETTER_BYTES * max(map(len, words))
+        parts = text[max(place - reach, 0) : place], text[place : place + reach]
+        if any(b"\\u" in part or CAPITAL_SIGMA.encode() in part for part in parts):
             return True
-        lower = lowered(around.decode(errors="ignore"))
+        before, after = (part.decode(errors="ignore") for part in parts)
+        begin, end = (WORD.match(one) for one in (before[::-1], after))
+        # The letter of an escape, such as that of \n, may be a part of this run, not of the word.
+        run = before[len(before) - (begin.end() if begin else 0) :] + (end[0] if end else "")
+        lower = lowered(run)
         return any(word in lower for word in words)
 
     def is_of_bytes(self, key: str) -> bool:
