@@ -41,8 +41,7 @@ nrtdynmod.compile_nrt_functions = lambda context: None
 rtsys.__class__ = _RuntimeWhenCompiling
 
 
-
-def _load(self: FunctionCache, signature: Any, target: Any) -> Any:
+def _load(self: Any, signature: Any, target: Any) -> Any:
     """Take a function from the cache. numba's own method first prepares to compile, for 0.2 s; its
     compiler does that too, for a function that is not in the cache. Other than with that, a cached
     function can call nothing of numpy's linear algebra or random numbers."""
@@ -51,7 +50,7 @@ def _load(self: FunctionCache, signature: Any, target: Any) -> Any:
         return self._load_overload(signature, target)
 
 
-FunctionCache.load_overload = _load
+FunctionCache.load_overload = _load  # type: ignore[method-assign]
 
 log = logging.getLogger(__name__)
 

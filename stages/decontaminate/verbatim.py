@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, pairwise, repeat, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,10 +124,10 @@ def _by_template(data: bytes | bytearray, begins: Array, ends: Ends) -> bytes:
     view = memoryview(data)
     lines = [view[at : after - 2] for at, after in pairwise(begins.tolist())]
     if not ends.numbers:
-        return b"".join(piece for line in lines for piece in (line, *ends.texts))
+        return b"".join(chain.from_iterable(zip(lines, repeat(ends.texts[0]), strict=False)))
     texts = (text.replace(b"%", b"%%") for text in ends.texts)
     formats = (b"%%0%dd" % width for width in ends.widths)
-    template = b"".join(piece for pair in zip_longest(texts, formats, fillvalue=b"") for piece in pair)
+    template = b"".join(chain.from_iterable(zip_longest(texts, formats, fillvalue=b"")))
     columns = (column.tolist() for column in ends.numbers)
     added = map(template.__mod__, zip(*columns, strict=True))
     return b"".join(chain.from_iterable(zip(lines, added, strict=True)))

@@ -104,18 +104,13 @@ class Skimmer:
     def _with_letters(self, block: bytes, lines: Array) -> list[int]:
         """The lines of which a text may have a word of the n-grams without a key."""
         rare = self._rare[1 : 1 + self._rare[0]]
-        which, first, counts = np.unique(
-            np.searchsorted(lines[:, END], rare), return_index=True, return_counts=True
-        )
-        found = []
-        for number, begin, count in zip(*map(np.ndarray.tolist, (which, first, counts)), strict=True):
-            text = range(*lines[number, [TEXT, TEXT_END]].tolist())
-            places = rare[begin : begin + count].tolist() if count <= MANY_KEYS else ()
-            if count > MANY_KEYS or any(
-                self._prefilter.may_have_word(block[text.start : text.stop], place - text.start)
-                for place in places
-                if place in text
-            ):
+        numbers, first = np.unique(np.searchsorted(lines[:, END], rare), return_index=True)
+        found, may_have = [], self._prefilter.may_have_word
+        for number, places in zip(numbers.tolist(), np.split(rare, first[1:]), strict=False):
+            begin, end = lines[number, [TEXT, TEXT_END]].tolist()
+            places = places[(begin <= places) & (places < end)] - begin
+            text = block[begin:end]
+            if len(places) > MANY_KEYS or any(may_have(text, at) for at in places.tolist()):
                 found.append(number)
         return found
 
