@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 from numba import njit
 from numba.core import entrypoints
+from numba.core.caching import FunctionCache
 from numba.core.registry import cpu_target
 from numba.core.runtime import nrtdynmod
 from numba.core.runtime.nrt import rtsys
@@ -39,9 +40,24 @@ _compile_runtime: Callable[[Any], Any] = nrtdynmod.compile_nrt_functions
 nrtdynmod.compile_nrt_functions = lambda context: None
 rtsys.__class__ = _RuntimeWhenCompiling
 
+
+def _load(self: Any, signature: Any, target: Any) -> Any:
+    """Take a function from the cache. numba's own method first prepares to compile, for 0.2 s; its
+    compiler does that too, for a function that is not in the cache. Other than with that, a cached
+    function can call nothing of numpy's linear algebra or random numbers."""
+    rtsys.initialize(target)
+    with self._guard_against_spurious_io_errors():
+        return self._load_overload(signature, target)
+
+
+FunctionCache.load_overload = _load  # type: ignore[method-assign]
+
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+HOW: dict[str, Any] = {"error_model": "numpy", "nogil": True}
+"""Division by zero raises nothing; threads may run the functions at the same time."""
 
 
 def compiled_inside(function: F) -> F:
@@ -55,10 +71,10 @@ def machine_code(signature: Any) -> Callable[[F], F]:
 
     def compiled(function: F) -> F:
         try:
-            return cast(F, njit(signature, error_model="numpy", cache=True)(function))
+            return cast(F, njit(signature, cache=True, **HOW)(function))
         # No folder to write to; a full disk; a file that a crash has cut short.
         except (RuntimeError, OSError, EOFError, ValueError, UnpicklingError) as error:
             log.info("%s is compiled anew, its cache cannot be used: %s", function.__name__, error)
-            return cast(F, njit(signature, error_model="numpy")(function))
+            return cast(F, njit(signature, **HOW)(function))
 
     return compiled

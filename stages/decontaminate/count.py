@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import RLock, get_ident
+from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 
@@ -26,6 +27,9 @@ NGRAMS, COMMON, SKIM = "ngrams.json", "common.json", "skim"
 SKIMMED_BYTES = 64 << 20
 """Input of a worker from which on compiled code saves more time than it takes to load."""
 SPLIT_ID = "split_id"
+BUILDING = RLock()
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -66,9 +70,10 @@ class Counts:
 
 
 def write_ngrams(
-    folder: Path, tasks: Mapping[str, Iterable[str]], size_bytes: int, num_workers: int
+    folder: Path, tasks: Mapping[str, dict[str, None]], size_bytes: int, num_workers: int
 ) -> None:
     """Put the n-grams of each task where workers find them. size_bytes: of the whole input."""
+    _tasks[str(folder)] = tasks
     (folder / NGRAMS).write_bytes(orjson.dumps({name: list(one) for name, one in tasks.items()}))
     if size_bytes >= SKIMMED_BYTES * num_workers:
         (folder / SKIM).touch()
@@ -79,36 +84,59 @@ def write_common(folder: Path, common: Iterable[str]) -> None:
     (folder / COMMON).write_bytes(orjson.dumps(list(common)))
 
 
-@cache
-def tasks_of(folder: str) -> dict[str, dict[str, None]]:
-    """The n-grams that were put into a folder; read once a process."""
+def _built_once(build: Callable[[str], T]) -> Callable[[str], T]:
+    """Keep what is built of a folder; the threads of a process wait for the first one."""
+    kept = cache(build)
+
+    def build_or_wait(folder: str) -> T:
+        with BUILDING:
+            return kept(folder)
+
+    return build_or_wait
+
+
+_tasks: dict[str, Mapping[str, dict[str, None]]] = {}
+"""By folder, what this process put there."""
+
+
+@_built_once
+def tasks_of(folder: str) -> Mapping[str, dict[str, None]]:
+    """The n-grams that were put into a folder; another process reads them once."""
+    if folder in _tasks:
+        return _tasks[folder]
     tasks = orjson.loads(Path(folder, NGRAMS).read_bytes())
     return {name: dict.fromkeys(ngrams) for name, ngrams in tasks.items()}
 
 
-@cache
+@_built_once
 def matcher_of(folder: str) -> Matcher:
     """Finds these n-grams."""
     return Matcher(dict.fromkeys(chain.from_iterable(tasks_of(folder).values())).keys())
 
 
-@cache
+@_built_once
 def used_matcher_of(folder: str) -> Matcher:
     """Finds those that are not common."""
     return matcher_of(folder).without(set(orjson.loads(Path(folder, COMMON).read_bytes())))
 
 
-@cache
+@_built_once
 def prefilter_of(folder: str) -> Prefilter:
     """Finds the texts that may have one."""
     return Prefilter(chain.from_iterable(tasks_of(folder).values()))
 
 
+def is_skimmed(folder: str) -> bool:
+    """Whether there is so much input that compiled code is worth its loading."""
+    return Path(folder, SKIM).exists()
+
+
 @cache
-def skimmer_of(folder: str, key: str, max_bytes: int) -> Skimmer | None:
-    """Finds them in lines that are not parsed; None if that is not possible, or not worth it."""
+def skimmer_of(folder: str, key: str, max_bytes: int, thread: int) -> Skimmer | None:
+    """Finds them in lines that are not parsed; None if that is not possible, or not worth it.
+    thread: which uses it, one at a time, since it keeps memory."""
     prefilter = prefilter_of(folder)
-    if not Path(folder, SKIM).exists() or not prefilter.is_of_bytes(key):
+    if not is_skimmed(folder) or not prefilter.is_of_bytes(key):
         return None
     from trainyard.collection.contamination.skim import Skimmer  # costs half a second
 
@@ -141,7 +169,9 @@ class _Counter:
         self._found = Counts(0, [], {})
         self._counts: Counter[str] = Counter()
         self._have_origin: set[bool | None] = set()
-        self._skimmer = skimmer_of(job.scratch, self._key, documents.max_document_bytes)
+        self._skimmer = skimmer_of(
+            job.scratch, self._key, documents.max_document_bytes, get_ident()
+        )
 
     def skim(self, block: bytes) -> int:
         """Count the documents of lines that need not be parsed; how many they are."""

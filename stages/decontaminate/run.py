@@ -17,6 +17,7 @@ from stages.decontaminate.count import (
     SPLIT_ID,
     Counts,
     count_unit,
+    is_skimmed,
     name_of,
     tasks_of,
     used_matcher_of,
@@ -74,11 +75,13 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
     jobs = plan_jobs(stage, config)
     size_bytes = sum(job.size_bytes for job in jobs)
     write_ngrams(stage.scratch, tasks, size_bytes, config.workers or available_cores())
+    how = (count_unit, config.workers, "count")
+    in_threads = is_skimmed(str(stage.scratch))  # compiled code runs without Python's lock
     if config.rank is not None:
-        run_share(stage, jobs, count_unit, config.workers, "count", lambda job: (name_of(job),))
+        run_share(stage, jobs, *how, lambda job: (name_of(job),), in_threads)
         return {"units": len(jobs)}
     if config.world_size is None:
-        counted = run_first_pass(stage, jobs, count_unit, config.workers, "count", "counts")
+        counted = run_first_pass(stage, jobs, *how, "counts", in_threads)
         files = [[file] for file in counted]
     else:
         files = FilesOfShares(stage, config.all_shares(), "decontaminate").of_pieces(jobs, name_of)
@@ -91,7 +94,7 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
     common = sorted(ngram for ngram, count in total.items() if limit and count >= limit)
     write_common(stage.scratch, common)
     _write_used(stage.scratch / USED, counts)
-    found = run_units(stage, jobs, write_unit, config.workers, "write")
+    found = run_units(stage, jobs, write_unit, config.workers, "write", None, in_threads)
     metrics = _report(config, stage, tasks, total, common, found)
     log.info(
         "decontaminated documents=%d kept=%d seconds=%.2f",
@@ -198,16 +201,16 @@ class _Writer:
     def write_lines(self, files: UnitFiles, has_origin: bool) -> int:
         """The same, where only documents with n-grams are read."""
         name = None if self._config.mode == "drop" else self._split_name()
-        added = Added(has_origin, name, self.counts.first + 1)
+        added = Added(has_origin, name, self.counts.first + 1, is_skimmed(self._job.scratch))
         number = 0
         for block in blocks_of(self._job):
             begin = 0
             for at in block.chosen(self.counts.hits):
-                files.write_lines(DOCUMENTS, added.pieces(block, begin, at))
+                files.write_lines(DOCUMENTS, added.lines(block, begin, at))
                 for kind, fields in self.decide(block.first + at, block.item(at)):
                     files.write(kind, fields)
                 begin = at + 1
-            files.write_lines(DOCUMENTS, added.pieces(block, begin, len(block)))
+            files.write_lines(DOCUMENTS, added.lines(block, begin, len(block)))
             number = block.first + len(block)
         unread = self.counts.documents - self.tally.documents
         chars = self.counts.chars - self.tally.chars

@@ -245,12 +245,14 @@ def run_units(
     num_workers: int | None,
     what: str,
     final_names: Callable[[J], Sequence[str]] | None = None,
+    side_by_side: bool = False,
 ) -> list[dict[str, Any]]:
     """The facts of every job, in order; those that a killed run finished are not done again.
 
     what: names this pass in the work folder and in progress. final_names: files of the output that
-    a job may write, if not its own; none for a pass that writes to the work folder."""
-    done = run_each(stage, jobs, work, num_workers, what, final_names)
+    a job may write, if not its own; none for a pass that writes to the work folder. side_by_side:
+    as `Crew.of`."""
+    done = run_each(stage, jobs, work, num_workers, what, final_names, side_by_side)
     return [one.facts for one in done]
 
 
@@ -261,6 +263,7 @@ def run_each(
     num_workers: int | None,
     what: str,
     final_names: Callable[[J], Sequence[str]] | None,
+    side_by_side: bool,
 ) -> list[UnitDone]:
     """What every job has done, in order."""
     finished = [(job, _finished(stage, job, what)) for job in jobs]
@@ -268,7 +271,7 @@ def run_each(
     final = {name for job in jobs for name in names_of(job)}
     if final:
         stage.begin_files(final)
-    found = _run(stage, finished, work, num_workers, what)
+    found = _run(stage, finished, work, num_workers, what, side_by_side)
     for done in found:
         for record in done.files:
             if record.path in final:
@@ -283,6 +286,7 @@ def run_first_pass(
     num_workers: int | None,
     what: str,
     folder: str,
+    side_by_side: bool = False,
 ) -> list[UnitFile]:
     """As `run_units`, for a pass of which each job writes one file for another pass to read; these
     files, in order. One that was changed after a killed run is made again.
@@ -291,7 +295,7 @@ def run_first_pass(
     url = stage.work.url(folder)
     own = [replace(job, folder=url) for job in jobs]
     finished = [(job, _finished(stage, job, what, by_digest=True)) for job in own]
-    found = _run(stage, finished, work, num_workers, what)
+    found = _run(stage, finished, work, num_workers, what, side_by_side)
     return [
         UnitFile(store.join(url, record.path), record) for done in found for record in done.files
     ]
@@ -303,6 +307,7 @@ def _run(
     work: Callable[[J], UnitDone],
     num_workers: int | None,
     what: str,
+    side_by_side: bool,
 ) -> list[UnitDone]:
     """What all jobs have done, in order. jobs: with what a killed run finished."""
     finished = {job.label: done for job, done in jobs if done is not None}
@@ -310,7 +315,7 @@ def _run(
     if finished:
         log.info("resuming: units_done=%d units=%d", len(finished), len(jobs))
     cores = available_cores()
-    crew = Crew.of(min(num_workers or cores, cores), side_by_side=False)
+    crew = Crew.of(min(num_workers or cores, cores), side_by_side)
     total, left = sum(job.size_bytes for job, _ in jobs), sum(job.size_bytes for job in todo)
     with stage.progress(total, "bytes", what, start=total - left) as progress:
         for job, done in run_jobs(work, todo, crew, {"TOKENIZERS_PARALLELISM": "false"}):

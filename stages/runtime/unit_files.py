@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -27,12 +27,12 @@ class UnitFiles:
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Add a document to one of the files."""
-        self.write_lines(kind, (as_line(fields),))
+        self.write_lines(kind, as_line(fields))
 
-    def write_lines(self, kind: str, lines: Sequence[bytes | memoryview]) -> None:
-        """Add documents that are lines already, or pieces of them in turn."""
-        self._lines[kind] += lines
-        self._sizes[kind] += sum(map(len, lines))
+    def write_lines(self, kind: str, lines: bytes | memoryview) -> None:
+        """Add documents that are lines already."""
+        self._lines[kind].append(lines)
+        self._sizes[kind] += len(lines)
         if self._sizes[kind] >= BUFFER_BYTES:
             self._flush(kind)
 
@@ -42,13 +42,14 @@ class UnitFiles:
             self.write(DROPPED if self._job.piece is None else BAD, dropped_line(*one))
 
     def _flush(self, kind: str) -> None:
-        if not self._lines[kind]:
+        lines = self._lines[kind]
+        if not lines:
             return
         if kind not in self._open:
             name = self._job.name(kind)
             self._open[kind] = store.open_output(store.join(self._job.folder, name), name)
-        self._open[kind].write(b"".join(self._lines[kind]))
-        self._lines[kind].clear()
+        self._open[kind].write(lines[0] if len(lines) == 1 else b"".join(lines))
+        lines.clear()
         self._sizes[kind] = 0
 
     def __enter__(self) -> UnitFiles:

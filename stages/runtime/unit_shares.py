@@ -39,9 +39,10 @@ def run_share(
     num_workers: int | None,
     what: str,
     final_names: Callable[[U], Sequence[str]] | None = None,
+    side_by_side: bool = False,
 ) -> list[dict[str, Any]]:
     """As `run_units`, for a share; it also records what it read of the input."""
-    done = run_each(stage, jobs, work, num_workers, what, final_names)
+    done = run_each(stage, jobs, work, num_workers, what, final_names, side_by_side)
     digests: dict[str, dict[int, str]] = {}
     for job, one in zip(jobs, done, strict=True):
         for source, found in zip(job.unit.sources, one.digests, strict=True):

@@ -105,6 +105,24 @@ def test_plain_lines_are_skimmed_and_give_what_reading_gives(
     assert report(tmp_path / "skimmed") == report(tmp_path / "read")
 
 
+@pytest.mark.slow
+def test_threads_that_skim_side_by_side_give_what_one_gives(
+    tmp_path: Path, sets: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = b"".join(orjson.dumps(row) + b"\n" for row in corpus_rows()) * 500
+    (tmp_path / "in.jsonl").write_bytes(lines)
+    monkeypatch.setattr("stages.decontaminate.count.SKIMMED_BYTES", 0)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 1 << 17)
+    for workers in (1, 2):
+        options = {**sets, "workers": workers, "key_threshold": 0}
+        decontaminate(tmp_path / "in.jsonl", tmp_path / f"by-{workers}", **options)
+    files = sorted(path.name for path in (tmp_path / "by-1").glob("d*.jsonl"))
+    assert len(files) > 8
+    for name in files:
+        assert (tmp_path / "by-2" / name).read_bytes() == (tmp_path / "by-1" / name).read_bytes()
+    assert report(tmp_path / "by-2") == report(tmp_path / "by-1")
+
+
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
 def test_a_line_keeps_its_bytes(tmp_path: Path, sets: dict[str, Any], name: str) -> None:
     lines = [json.dumps(one, ensure_ascii=True, indent=None) for one in corpus_rows()]

@@ -18,9 +18,9 @@ from trainyard.machine_code import compiled_inside, machine_code
 
 PAD = 128
 """Zeros behind the bytes."""
-BEGIN, END, TEXT, CHARS, FLAGS = range(5)
+BEGIN, END, TEXT, TEXT_END, CHARS, FLAGS = range(6)
 """Columns of lines: where one begins and ends, where its text does, its characters, and facts."""
-HAS_ORIGIN, HAS_LETTER, HAS_ESCAPE = 1, 2, 4
+HAS_ORIGIN, HAS_ESCAPE = 1, 2
 NOT_PLAIN = -1
 
 LETTERS = 1 << 16
@@ -34,6 +34,8 @@ SPLIT_ID = np.frombuffer(b"split_id", np.uint8)
 ORIGIN = np.frombuffer(b"origin", np.uint8)
 TRUE, FALSE, NULL = (np.frombuffer(word, np.uint8) for word in (b"true", b"false", b"null"))
 ZERO, ONE, ALL = np.uint64(0), np.uint64(1), np.uint64((1 << 64) - 1)
+SHORT_ESCAPES = np.packbits([n in b'"\\/bfnrt' for n in range(256)], bitorder="little").view("<u8")
+"""Bits of the bytes that an escape of two bytes ends with."""
 LOW_BITS = np.uint64(0x0101010101010101)
 GATHER = np.uint64(0x0102040810204080)
 """Moves the lowest bits of eight bytes into the highest byte."""
@@ -115,28 +117,30 @@ def _hex4(data: Bytes, at: int) -> int:
 
 
 @compiled_inside
+def _is_short_escape(kind: Any) -> bool:
+    """Whether a backslash before this byte is an escape of two bytes."""
+    return bool(SHORT_ESCAPES[kind >> 6] >> np.uint64(kind & 63) & ONE == ONE)
+
+
+@compiled_inside
 def _escape(data: Bytes, at: int) -> tuple[int, int]:
-    """(bytes of the escape that begins here, code of its character); 0 bytes: it is wrong, or a
-    letter or digit that could stand as it is."""
-    kind = data[at + 1]
-    if kind == 117:  # u
-        code = _hex4(data, at + 2)
-        if code < 0x80:
-            low = code | 0x20
-            is_word = 48 <= code <= 57 or 97 <= low <= 122 or code == 95
-            return (0 if code < 0 or is_word else 6), code
-        if code < 0xD800 or code >= 0xE000:
-            return 6, code
-        if code >= 0xDC00 or data[at + 6] != 92 or data[at + 7] != 117:
-            return 0, 0
-        second = _hex4(data, at + 8)
-        if second < 0xDC00 or second >= 0xE000:
-            return 0, 0
-        return 12, 0x10000 + ((code & 0x3FF) << 10 | second & 0x3FF)
-    # " \ / b f n r t
-    is_known = kind == 34 or kind == 92 or kind == 47 or kind == 98 or kind == 102
-    is_known = is_known or kind == 110 or kind == 114 or kind == 116
-    return (2 if is_known else 0), 0
+    """(bytes of the long escape that begins here, code of its character); 0 bytes: it is wrong, or
+    a letter or digit that could stand as it is."""
+    if data[at + 1] != 117:  # u
+        return 0, 0
+    code = _hex4(data, at + 2)
+    if code < 0x80:
+        low = code | 0x20
+        is_word = 48 <= code <= 57 or 97 <= low <= 122 or code == 95
+        return (0 if code < 0 or is_word else 6), code
+    if code < 0xD800 or code >= 0xE000:
+        return 6, code
+    if code >= 0xDC00 or data[at + 6] != 92 or data[at + 7] != 117:
+        return 0, 0
+    second = _hex4(data, at + 8)
+    if second < 0xDC00 or second >= 0xE000:
+        return 0, 0
+    return 12, 0x10000 + ((code & 0x3FF) << 10 | second & 0x3FF)
 
 
 @compiled_inside
@@ -144,32 +148,29 @@ def _utf8(data: Bytes, at: int) -> tuple[int, int]:
     """(bytes of the character beyond ASCII that begins here, its code); 0 bytes: it is none
     (RFC 3629)."""
     first: Any = np.int64(data[at])
+    second: Any = np.int64(data[at + 1]) ^ 0x80
+    third: Any = np.int64(data[at + 2]) ^ 0x80
+    fourth: Any = np.int64(data[at + 3]) ^ 0x80  # each below 64, if it continues a character
     code: Any = 0
-    size = 0
-    if 0xC2 <= first < 0xE0:
-        code, size = first & 0x1F, 2
-    elif 0xE0 <= first < 0xF0:
-        code, size = first & 0xF, 3
-    elif 0xF0 <= first < 0xF5:
-        code, size = first & 7, 4
-    for i in range(1, size):
-        byte = np.int64(data[at + i])
-        if byte & 0xC0 != 0x80:
-            return 0, 0
-        code = code << 6 | byte & 0x3F
-    if size == 3 and (code < 0x800 or 0xD800 <= code < 0xE000):
-        return 0, 0
-    if size == 4 and (code < 0x10000 or code > 0x10FFFF):
-        return 0, 0
-    return size, code
+    if first < 0xE0:
+        code = first << 6 & 0x7C0 | second
+        return (2 if (first >= 0xC2) & (second < 64) else 0), code
+    if first < 0xF0:
+        code = first << 12 & 0xF000 | second << 6 | third
+        is_right = ((second | third) < 64) & (code >= 0x800) & (code >> 11 != 0x1B)  # a surrogate
+        return (3 if is_right else 0), code
+    code = first << 18 & 0x1C0000 | second << 12 | third << 6 | fourth
+    is_right = ((second | third | fourth) < 64) & (code >= 0x10000) & (code <= 0x10FFFF)
+    return (4 if is_right & (first < 0xF8) else 0), code
 
 
 @compiled_inside
 def _string(
-    data: Bytes, token: Bits, special: Bits, letters: Bits, at: int
+    data: Bytes, token: Bits, special: Bits, letters: Bits, rare: Any, at: int
 ) -> tuple[int, int, int]:
     """(where the string ends whose first character is here, how many more bytes than characters it
-    has, facts); no token has a byte of an escape. NOT_PLAIN: it does not end, or is wrong."""
+    has, whether it has an escape); no token has a byte of one. NOT_PLAIN: it does not end, or is
+    wrong."""
     more, facts = 0, 0
     while True:
         word = at >> 6
@@ -184,16 +185,21 @@ def _string(
         if byte == 34:
             return at, more, facts
         if byte == 92:
+            facts |= HAS_ESCAPE
+            if _is_short_escape(data[at + 1]):  # most are line feeds
+                token[at + 1 >> 6] &= ~(ONE << np.uint64(at + 1 & 63))
+                more, at = more + 1, at + 2
+                continue
             size, code = _escape(data, at)
             _clear(token, at, at + size)
-            facts |= HAS_ESCAPE
         else:
             size, code = _utf8(data, at)
         if size == 0:
             return NOT_PLAIN, 0, 0
         place = code & LETTERS - 1
         if letters[place >> 6] >> np.uint64(place & 63) & ONE != ZERO:
-            facts |= HAS_LETTER
+            rare[0] += 1
+            rare[rare[0]] = at
         more += size - 1
         at += size
 
@@ -233,7 +239,14 @@ VALUE, VALUE_OR_END, KEY, KEY_OR_END, AFTER_VALUE = range(5)
 
 @compiled_inside
 def _line(
-    data: Bytes, token: Bits, special: Bits, letters: Bits, begin: int, key: Bytes, text: Any
+    data: Bytes,
+    token: Bits,
+    special: Bits,
+    letters: Bits,
+    rare: Any,
+    begin: int,
+    key: Bytes,
+    text: Any,
 ) -> tuple[int, int, int]:
     """(where the line ends that begins here, characters of its text, facts). text: (2,) i8, gets
     where that is. NOT_PLAIN: it is no object of one text under the key, or one that must be read:
@@ -256,7 +269,7 @@ def _line(
                 return NOT_PLAIN, 0, 0
             at += 1
         elif byte == 34:
-            end, more, found = _string(data, token, special, letters, at + 1)
+            end, more, found = _string(data, token, special, letters, rare, at + 1)
             if end < 0:
                 return NOT_PLAIN, 0, 0
             if _is(data, at + 1, end, key):
@@ -278,7 +291,6 @@ def _line(
                 if is_text:
                     text[0], text[1] = at + 1, end
                     chars, is_text = end - at - 1 - more, False
-                    facts |= found & HAS_LETTER
                 at, state = end, AFTER_VALUE
             at += 1
         elif state == KEY or is_text:
@@ -305,30 +317,32 @@ def _line(
     return (at if data[at] == 10 and num_keys == 1 and chars >= 0 else NOT_PLAIN), chars, facts
 
 
-@machine_code("i8(u1[::1], u8[::1], u8[::1], u8[::1], i8, u1[::1], i8[:, ::1], i8)")
+@machine_code("i8(u1[::1], u8[::1], u8[::1], u8[::1], i8[::1], i8, u1[::1], i8[:, ::1], i8)")
 def read_lines(
     data: Bytes,
     token: Bits,
     special: Bits,
     letters: Bits,
+    rare: Any,
     size: int,
     key: Bytes,
     lines: Any,
     most: int,
 ) -> int:
-    """How many lines there are, or NOT_PLAIN. lines: (at least that, 5) to write to. Their last
-    line feed is at `size`. Only the tokens of texts remain. letters: bits of those beyond ASCII
-    that make a line HAS_LETTER. most: bytes of a line."""
-    at, count, last = 0, 0, 0
+    """How many lines there are, or NOT_PLAIN. lines: (at least that, 6) to write to. Their last
+    line feed is at `size`. Only the tokens of texts remain. letters: bits of those that are rare.
+    rare: to write to, how many of them strings have, and where. most: bytes of a line."""
+    at, count, last, rare[0] = 0, 0, 0, 0
     text = np.empty(2, np.int64)
     while at <= size:
-        end, chars, facts = _line(data, token, special, letters, at, key, text)
+        end, chars, facts = _line(data, token, special, letters, rare, at, key, text)
         if end < 0 or end - at > most:
             return NOT_PLAIN
         _clear(token, last, text[0])
         last = text[1]
         row = lines[count]
-        row[BEGIN], row[END], row[TEXT], row[CHARS], row[FLAGS] = at, end, text[0], chars, facts
+        row[BEGIN], row[END], row[TEXT], row[TEXT_END] = at, end, text[0], text[1]
+        row[CHARS], row[FLAGS] = chars, facts
         at, count = end + 1, count + 1
     _clear(token, last, len(token) << 6)
     return count

