@@ -202,6 +202,7 @@ class Commands:
                 "embeddings": self._embeddings(f"samples_{split}"),
                 "retro_query_ef_search": config.retro_query_ef_search,
                 "retro_query_nprobe": config.retro_query_nprobe,
+                "retro_query_gpus": self._config.retro_query_gpus,
                 "retro_query_num_neighbors_query": config.retro_query_num_neighbors_query,
                 "retro_query_num_neighbors_save": config.retro_query_num_neighbors_save,
                 "retro_exclude_evaluation": self._config.retro_exclude_evaluation,

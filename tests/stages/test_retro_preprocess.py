@@ -89,13 +89,14 @@ def test_options_of_one_stage_are_passed_on_to_it(tmp_path: Path) -> None:
         "retro_min_recall": 0.8,
         "retro_exclude_evaluation": ["tests/nq", "tests/squad"],
         "retro_exclude_run": LENGTH,
+        "retro_query_gpus": "all",
     }
     readers: dict[str, set[str]] = {
         "retro_db": {"retro_sample_mode"},
         "retro_embed": {"pooling", "normalize"},
         "faiss_train": set(),
         "faiss_add": {"target_recall", "retro_min_recall"},
-        "faiss_query": {"retro_exclude_evaluation", "retro_exclude_run"},
+        "faiss_query": {"retro_exclude_evaluation", "retro_exclude_run", "retro_query_gpus"},
     }
     plain = {one.stage: one.argv() for one in planned(tmp_path)}
     for command in planned(tmp_path, **given):
@@ -125,6 +126,8 @@ def test_validation_is_of_every_step_with_blocks(tmp_path: Path) -> None:
         *(*FOUND, *FOUND),
     ]
     assert all(one.options["retro_task_validate"] == 0.5 for one in checked)
+    index = {"retro_tasks": ["db-build,index-build"], "retro_query_gpus": "all"}
+    assert len(planned(tmp_path, retro_task_validate=0.5, **index)) == len(BUILT) - 1
 
 
 def test_relative_names_are_below_the_project(tmp_path: Path) -> None:
@@ -141,6 +144,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         ({"retro_index_ntrain": None}, "db-build needs --retro-index-ntrain"),
         ({"retro_gpt_seq_length": None}, "--retro-gpt-seq-length is needed"),
         ({"retro_task_validate": 2.0}, "--retro-task-validate must be above 0"),
+        ({"retro_task_validate": 0.5, "retro_query_gpus": "all"}, "name the other tasks"),
     ):
         with pytest.raises(ConfigError, match=message):
             planned(tmp_path, **more)
