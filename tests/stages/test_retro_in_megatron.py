@@ -1,5 +1,9 @@
 """Megatron core's own Retro classes (0.15.3, the last release with them) open projects of our
-stages, and read the chunks, samples and neighbours that we read."""
+stages, and read the chunks, samples and neighbours that we read.
+
+    .venv/bin/python -m pytest -m full tests/stages/test_retro_in_megatron.py
+
+installs that release in a folder of its own, and skips where pip cannot."""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ from trainyard.retrieval.retro import Retro
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
+VERSION = "0.15.3"
 PROGRAM = Path(__file__).with_name("megatron_retro_program.py")
 """Not imported: it is for a process of its own."""
 
@@ -34,6 +39,7 @@ Ints = NDArray[np.int64]
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built by the stages, from text to neighbours, in blocks that do not end with a sample."""
+    megatron_package.installed(VERSION)  # or the tests are skipped before the work
     make = pytest.importorskip("tests.trainyard.embedding.encoders").make
     folder = tmp_path_factory.mktemp("project")
     (folder / "data").mkdir()
@@ -64,7 +70,7 @@ def test_megatron_core_reads_the_chunks_samples_and_neighbours_of_a_project(
 ) -> None:
     place = project if layout == "ours" else exported(project, tmp_path)
     out = tmp_path / "found.npz"
-    megatron_package.run("0.15.3", PROGRAM, [str(place), str(EOD), str(out)], tmp_path)
+    megatron_package.run(VERSION, PROGRAM, [str(place), str(EOD), str(out)], tmp_path)
     with np.load(out) as found:
         _check(found, Retro.open(str(project)), project)
 
