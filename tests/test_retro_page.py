@@ -45,6 +45,8 @@ SMALL = {
     "--retro-gpt-eval-iters": "1",
 }
 NUM_DOCUMENTS = {"wiki": 120, "books": 80, "news": 20}
+LONG_ENOUGH = range(4000, 6000)
+"""Characters of a document: 2 % of the documents have a sample for validation."""
 RANK = "$SLURM_ARRAY_TASK_ID"
 MADE = ("db", "embeddings", "index_empty", "index", "query")
 """Parts of the project that one command makes, and the stages by themselves."""
@@ -91,8 +93,11 @@ class Reader:
 
 
 def smaller(words: list[str]) -> list[str]:
-    """With the sizes of `SMALL`."""
-    return [SMALL.get(before, word) for before, word in zip(["", *words[:-1]], words, strict=True)]
+    """With the sizes of `SMALL`; one batch of validation too where the page leaves the default."""
+    found = [SMALL.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    if "--train-iters" in words and "--eval-iters" not in words:
+        found += ["--eval-iters", SMALL["--eval-iters"]]
+    return found
 
 
 def commands() -> dict[str, list[str]]:
@@ -115,10 +120,10 @@ def commands() -> dict[str, list[str]]:
 def write_inputs(folder: Path, shared: Path) -> None:
     """Documents, vocabularies, a held-out text, and questions with contexts."""
     with (shared / "data/corpora/corpus_en.jsonl").open() as corpus:
+        texts = (line for line in corpus if len(line) in LONG_ENOUGH)
         for name, number in NUM_DOCUMENTS.items():
-            (folder / f"{name}.jsonl").write_text("".join(islice(corpus, number)))
-        held_out = json.loads(next(corpus))["text"]
-    (folder / "heldout.txt").write_text(held_out)
+            (folder / f"{name}.jsonl").write_text("".join(islice(texts, number)))
+        (folder / "heldout.txt").write_text(json.loads(next(texts))["text"])
     vocabularies = shared / "data/vocab"
     for name, file in {
         "gpt2/vocab.json": "gpt2/vocab.json",
