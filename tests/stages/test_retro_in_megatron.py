@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 pytest.importorskip("faiss")
 
 from tests.stages.directly import run_process
-from tests.stages.test_retro_preprocess import options
+from tests.stages.test_retro_preprocess import options, words_of
 from tests.trainyard.conversion.megatron import megatron_package
 from tests.trainyard.retrieval.corpora import EOD, LENGTH, write_corpus, write_vocabulary
 from tests.trainyard.retrieval.samples import sentences
@@ -47,10 +47,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_corpus(folder / "data" / name, sentences(60, seed))
     write_vocabulary(folder)
     make(folder / "bert")
-    words = []
-    for name, value in options(folder, retro_block_size=30, retro_doc_block_size=25).items():
-        values = value if isinstance(value, list) else [value]
-        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    words = words_of(options(folder, retro_block_size=30, retro_doc_block_size=25))
     run_process("stages.retro_preprocess", *words, seconds=1200)
     return folder
 

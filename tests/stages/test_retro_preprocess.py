@@ -16,7 +16,7 @@ from stages.retro_preprocess.commands import Command, Commands
 from stages.retro_preprocess.config import RetroPreprocessConfig
 from stages.retro_preprocess.run import merged_project
 from stages.runtime.cli import parse_options
-from tests.stages.directly import run_process
+from tests.stages.directly import run_process, run_program
 from tests.trainyard.retrieval.corpora import LENGTH, write_corpus, write_vocabulary
 from tests.trainyard.retrieval.samples import SEQ_LENGTH, sentences
 from trainyard.config import from_dict
@@ -50,6 +50,15 @@ def options(project: Path, **more: Any) -> dict[str, Any]:
         "retro_query_num_neighbors_save": 4,
         **more,
     }
+
+
+def words_of(given: dict[str, Any]) -> list[str]:
+    """As a command line."""
+    words = []
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return words
 
 
 def planned(project: Path, **more: Any) -> list[Command]:
@@ -173,6 +182,16 @@ def test_an_index_that_the_sample_cannot_train_is_refused_before_the_first_chunk
     planned(tmp_path, **{**enough, "retro_index_ntrain": 600}, retro_tasks=["query"])
 
 
+def test_data_without_a_sample_of_a_split_is_refused_before_the_first_chunk(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for seed, name in enumerate(("en", "de")):
+        write_corpus(tmp_path / "data" / name, sentences(60, seed))
+    words = words_of(options(tmp_path, retro_gpt_split="99,1,0"))
+    done = run_program("stages.retro_preprocess", *words, expect=2)
+    assert "the valid split has" in done.err
+    assert not (tmp_path / "db").exists()
+
+
 # --- the whole of it --------------------------------------------------------------------------
 
 
@@ -185,10 +204,7 @@ def test_a_project_is_built_explored_and_not_built_again(tmp_path: Path) -> None
         write_corpus(tmp_path / "data" / name, sentences(60, seed))
     write_vocabulary(tmp_path)
     make(tmp_path / "bert")
-    arguments = []
-    for name, value in options(tmp_path).items():
-        values = value if isinstance(value, list) else [value]
-        arguments += [f"--{name.replace('_', '-')}", *map(str, values)]
+    arguments = words_of(options(tmp_path))
     program = "stages.retro_preprocess"
     run_process(program, *arguments, seconds=600)
     project = read_project(str(tmp_path))
