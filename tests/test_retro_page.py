@@ -45,6 +45,7 @@ SMALL = {
     "--retro-gpt-eval-iters": "1",
 }
 NUM_DOCUMENTS = {"wiki": 120, "books": 80, "news": 20}
+MEASURED = "small/100000"
 LONG_ENOUGH = range(4000, 6000)
 """Characters of a document: 2 % of the documents have a sample for validation."""
 RANK = "$SLURM_ARRAY_TASK_ID"
@@ -154,7 +155,8 @@ def test_the_commands_of_the_page_lead_from_raw_text_to_an_evaluated_retro(
 ) -> None:
     write_inputs(tmp_path, shared)
     reader, page = Reader(tmp_path, shared), commands()
-    for command in page.pop("From raw text"):
+    *_, whole = to_neighbours = page.pop("From raw text")
+    for command in to_neighbours:
         reader.types(command)
     by_one_command = reader.puts_aside("by_one_command", *MADE)
     for title in ("The chunk database", "The embeddings", "The index", "Neighbours"):
@@ -187,7 +189,10 @@ def test_the_commands_of_the_page_lead_from_raw_text_to_an_evaluated_retro(
     reader.types(report)
     card = (tmp_path / "retro/card.html").read_text()
     assert "neighbour" in card
-    page.pop("What it takes: plan")  # of measured runs of 20,000 chunks and more; test_plan_retro
+    measure(reader, whole)
+    (plan,) = page.pop("What it takes: plan")
+    said = reader.types(plan.replace(f"{MEASURED} small/200000", MEASURED))
+    assert re.search(r"^faiss_query +[\d,]+\.\d h ", said, re.MULTILINE)
 
     for title in ("Training", "Instruction tuning"):
         for command in page.pop(title):
@@ -199,6 +204,14 @@ def test_the_commands_of_the_page_lead_from_raw_text_to_an_evaluated_retro(
     assert len(calls) == 2
     assert "neighbor" in reader.types(explore, typed="\n".join(calls))
     assert not page, "a section that is not run"
+
+
+def measure(reader: Reader, command: str) -> None:
+    """Build `MEASURED`, a small project with an index of lists."""
+    for part in ("data", "gpt2", "bert"):
+        shutil.copytree(reader.folder / "retro" / part, reader.folder / MEASURED / part)
+    other = command.replace("--retro-project-dir retro", f"--retro-project-dir {MEASURED}")
+    reader.types(f"{other} --retro-index-str IVF7,SQ8")
 
 
 def check_tables(table: Path, wanted: Path) -> None:
