@@ -21,7 +21,7 @@ pytest.importorskip("faiss")
 from tests.test_docs import ROOT, code_lines, fenced
 from trainyard.retrieval.neighbors import Neighbors
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(3600)]
 
 PAGE = "docs/retro.md"
 SMALL = {
