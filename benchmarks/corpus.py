@@ -35,6 +35,8 @@ class Setting:
     data: Path
     scratch: Path
     runs: int
+    peer_python: str = sys.executable
+    """Interpreter of a peer that needs packages of its own."""
 
     @property
     def corpus(self) -> Path:

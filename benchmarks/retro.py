@@ -3,6 +3,8 @@
     python -m benchmarks.retro                     every row, medians of 5
     python -m benchmarks.retro chunks --runs 1     one row, a quick look
     python -m benchmarks.retro embed --device cuda on a GPU, without data files
+    python -m benchmarks.retro embed --peer-python PEER/bin/python
+                                                   beside sentence-transformers
 
 Prints a table row as each is done, and whether it reaches the bar. Data: --data (default
 ../shared/data) with corpora/corpus_en.jsonl and vocab/; what is made lies in --scratch."""
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -117,10 +120,10 @@ def row_chunks_large(setting: Setting) -> None:
 
 
 def row_embed(setting: Setting) -> None:
-    """Embedding on a CPU, beside transformers."""
+    """Embedding on a CPU, beside sentence-transformers."""
     from benchmarks.embedding import on_cpu
 
-    on_cpu(setting)
+    on_cpu(setting, setting.peer_python)
 
 
 def row_embed_on_gpu(setting: Setting) -> None:
@@ -164,6 +167,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--scratch", type=Path)
+    parser.add_argument(
+        "--peer-python",
+        default=sys.executable,
+        help="interpreter that has sentence-transformers, for embed; else its peer is transformers",
+    )
     args = parser.parse_args()
     rows = ON_GPU if args.device == "cuda" else ROWS
     if unknown := [row for row in args.rows if row not in rows]:
@@ -173,7 +181,7 @@ def main() -> None:
     try:
         print("| what | measured | bar | reached |\n| --- | --- | --- | --- |")
         for row in args.rows or rows:
-            rows[row](Setting(args.data.resolve(), scratch.resolve(), args.runs))
+            rows[row](Setting(args.data.resolve(), scratch.resolve(), args.runs, args.peer_python))
     finally:
         if args.scratch is None:
             shutil.rmtree(scratch, ignore_errors=True)

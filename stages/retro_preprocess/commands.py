@@ -9,12 +9,13 @@ from typing import Any
 
 from stages.retro_preprocess.config import RetroPreprocessConfig
 from trainyard.artifacts.urls import join
-from trainyard.config import flag
+from trainyard.config import flag, from_dict
 from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.errors import ConfigError
 from trainyard.retrieval.index_choice import check_points
 from trainyard.retrieval.project import DATABASE, EMPTY_INDEX, INDEX, QUERY, Project
 from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.training.options.samples import RunSamplesConfig
 
 EMBEDDINGS = "embeddings"
 """Folder of a project that Megatron-LM does not have."""
@@ -73,16 +74,21 @@ class Commands:
             yield self._embed_database("train")
             yield self._add()
         else:
-            for split in self._splits():
+            for split in self.splits():
                 yield self._embed_samples(split)
                 yield self._query(split)
 
-    def _splits(self) -> Iterator[str]:
+    def splits(self) -> Iterator[str]:
         """Those of which the training takes samples."""
         for split, size in zip(SPLIT_NAMES, self._project.config.sizes(), strict=True):
             begin, end = self._project.data().fractions(split)
             if size and begin < end:
                 yield split
+
+    def samples(self) -> RunSamplesConfig:
+        """The options of the training that decide its samples."""
+        given = {name: value for name, value in self._samples().items() if value is not None}
+        return from_dict(RunSamplesConfig, given)
 
     def _at(self, *parts: str) -> str:
         return join(self._project.url, *parts)
@@ -131,7 +137,7 @@ class Commands:
         return self._embed(chunks, chunks, options)
 
     def _embed_samples(self, split: str) -> Command:
-        options = {"retro_query_split": split, **self._samples()}
+        options = {"retro_query_split": split, **self._samples(), **self._length()}
         return self._embed("pretraining", f"samples_{split}", options)
 
     def _embed(self, chunks: str, name: str, source: Mapping[str, Any]) -> Command:
@@ -197,11 +203,13 @@ class Commands:
             {
                 "retro_query_split": split,
                 **self._samples(),
+                **self._length(),
                 "index": self._at(INDEX),
                 "retro_db": self._at(DATABASE),
                 "embeddings": self._embeddings(f"samples_{split}"),
                 "retro_query_ef_search": config.retro_query_ef_search,
                 "retro_query_nprobe": config.retro_query_nprobe,
+                "retro_query_gpus": self._config.retro_query_gpus,
                 "retro_query_num_neighbors_query": config.retro_query_num_neighbors_query,
                 "retro_query_num_neighbors_save": config.retro_query_num_neighbors_save,
                 "retro_exclude_evaluation": self._config.retro_exclude_evaluation,
@@ -230,8 +238,10 @@ class Commands:
             "eval_interval": config.retro_gpt_eval_interval,
             "eval_iters": config.retro_gpt_eval_iters,
             "seed": config.retro_gpt_seed,
-            "retro_gpt_chunk_length": config.retro_gpt_chunk_length,
         }
+
+    def _length(self) -> dict[str, int]:
+        return {"retro_gpt_chunk_length": self._project.config.retro_gpt_chunk_length}
 
     def _vocabulary(self) -> dict[str, Any]:
         bert = self._project.bert_tokenizer()

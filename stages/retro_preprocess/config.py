@@ -123,6 +123,8 @@ class RetroPreprocessConfig:
     """Prefixes of token files of evaluation sets, whose text no neighbour repeats."""
     retro_exclude_run: int | None = None
     """Tokens in a row that repeat it; default 32."""
+    retro_query_gpus: Literal["all"] | None = None
+    """all: search for neighbours on all GPUs, as for faiss_query; default: the CPU."""
     bf16: bool = execution(False)
     """Embed in bfloat16."""
     fp16: bool = execution(False)
@@ -142,6 +144,13 @@ class RetroPreprocessConfig:
             raise ConfigError(
                 f"--retro-task-validate must be above 0 and at most 1, got "
                 f"{self.retro_task_validate}"
+            )
+        queried = "query-neighbors" in self.steps()
+        if self.retro_task_validate is not None and self.retro_query_gpus is not None and queried:
+            raise ConfigError(
+                "--retro-task-validate compares neighbours one by one, which a search by "
+                "--retro-query-gpus may order in another way; name the other tasks: "
+                "--retro-tasks db-build,index-build"
             )
         if self.load is not None and self.embedder is not None:
             raise ConfigError("give --load (a BERT) or --embedder (a function), not both")

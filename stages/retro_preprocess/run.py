@@ -27,6 +27,7 @@ from trainyard.retrieval.project import (
     with_neighbors,
     write_project,
 )
+from trainyard.training.run_samples import open_chunks
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +37,18 @@ def run(config: RetroPreprocessConfig, stage: StageRun) -> dict[str, Any]:
     project = merged_project(config)
     commands = Commands(config, project)
     planned = [command for step in config.steps() for command in commands.of_step(step)]
+    if "query-neighbors" in config.steps():
+        check_samples(commands, project)
     for number, command in enumerate(planned, 1):
         log.info("%d of %d: %s", number, len(planned), shlex.join(["python", *command.argv()]))
         project = _run(command, project)
     return {"stages": len(planned)}
+
+
+def check_samples(commands: Commands, project: Project) -> None:
+    """Refuse data without a sample in a split, before all chunks are cut and embedded for it."""
+    for split in commands.splits():
+        open_chunks(commands.samples(), split, project.config.retro_gpt_chunk_length)
 
 
 def _run(command: Command, project: Project) -> Project:

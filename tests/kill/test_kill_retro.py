@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("faiss")
 
 from tests.kill.yard import Yard
-from tests.stages.test_retro_preprocess import options
+from tests.stages.test_retro_preprocess import options, words_of
 from tests.trainyard.embedding.encoders import make
 from tests.trainyard.retrieval.corpora import write_corpus, write_vocabulary
 from tests.trainyard.retrieval.samples import sentences
@@ -36,11 +36,7 @@ def prepare(folder: Path) -> list[str]:
         write_corpus(folder / "data" / name, sentences(60, seed))
     write_vocabulary(folder)
     make(folder / "bert")
-    words = [sys.executable, "-m", "stages.retro_preprocess"]
-    for name, value in options(folder).items():
-        values = value if isinstance(value, list) else [value]
-        words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return words
+    return [sys.executable, "-m", "stages.retro_preprocess", *words_of(options(folder))]
 
 
 def kill_after(command: list[str], words: str) -> None:

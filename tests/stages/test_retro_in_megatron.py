@@ -1,5 +1,9 @@
 """Megatron core's own Retro classes (0.15.3, the last release with them) open projects of our
-stages, and read the chunks, samples and neighbours that we read."""
+stages, and read the chunks, samples and neighbours that we read.
+
+    .venv/bin/python -m pytest -m full tests/stages/test_retro_in_megatron.py
+
+installs that release in a folder of its own, and skips where pip cannot."""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from numpy.typing import NDArray
 pytest.importorskip("faiss")
 
 from tests.stages.directly import run_process
-from tests.stages.test_retro_preprocess import options
+from tests.stages.test_retro_preprocess import options, words_of
 from tests.trainyard.conversion.megatron import megatron_package
 from tests.trainyard.retrieval.corpora import EOD, LENGTH, write_corpus, write_vocabulary
 from tests.trainyard.retrieval.samples import sentences
@@ -25,6 +29,7 @@ from trainyard.retrieval.retro import Retro
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
+VERSION = "0.15.3"
 PROGRAM = Path(__file__).with_name("megatron_retro_program.py")
 """Not imported: it is for a process of its own."""
 
@@ -34,6 +39,7 @@ Ints = NDArray[np.int64]
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built by the stages, from text to neighbours, in blocks that do not end with a sample."""
+    megatron_package.installed(VERSION)  # or the tests are skipped before the work
     make = pytest.importorskip("tests.trainyard.embedding.encoders").make
     folder = tmp_path_factory.mktemp("project")
     (folder / "data").mkdir()
@@ -41,10 +47,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_corpus(folder / "data" / name, sentences(60, seed))
     write_vocabulary(folder)
     make(folder / "bert")
-    words = []
-    for name, value in options(folder, retro_block_size=30, retro_doc_block_size=25).items():
-        values = value if isinstance(value, list) else [value]
-        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    words = words_of(options(folder, retro_block_size=30, retro_doc_block_size=25))
     run_process("stages.retro_preprocess", *words, seconds=1200)
     return folder
 
@@ -64,7 +67,7 @@ def test_megatron_core_reads_the_chunks_samples_and_neighbours_of_a_project(
 ) -> None:
     place = project if layout == "ours" else exported(project, tmp_path)
     out = tmp_path / "found.npz"
-    megatron_package.run("0.15.3", PROGRAM, [str(place), str(EOD), str(out)], tmp_path)
+    megatron_package.run(VERSION, PROGRAM, [str(place), str(EOD), str(out)], tmp_path)
     with np.load(out) as found:
         _check(found, Retro.open(str(project)), project)
 

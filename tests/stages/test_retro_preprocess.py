@@ -16,7 +16,7 @@ from stages.retro_preprocess.commands import Command, Commands
 from stages.retro_preprocess.config import RetroPreprocessConfig
 from stages.retro_preprocess.run import merged_project
 from stages.runtime.cli import parse_options
-from tests.stages.directly import run_process
+from tests.stages.directly import run_process, run_program
 from tests.trainyard.retrieval.corpora import LENGTH, write_corpus, write_vocabulary
 from tests.trainyard.retrieval.samples import SEQ_LENGTH, sentences
 from trainyard.config import from_dict
@@ -50,6 +50,15 @@ def options(project: Path, **more: Any) -> dict[str, Any]:
         "retro_query_num_neighbors_save": 4,
         **more,
     }
+
+
+def words_of(given: dict[str, Any]) -> list[str]:
+    """As a command line."""
+    words = []
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return words
 
 
 def planned(project: Path, **more: Any) -> list[Command]:
@@ -89,13 +98,14 @@ def test_options_of_one_stage_are_passed_on_to_it(tmp_path: Path) -> None:
         "retro_min_recall": 0.8,
         "retro_exclude_evaluation": ["tests/nq", "tests/squad"],
         "retro_exclude_run": LENGTH,
+        "retro_query_gpus": "all",
     }
     readers: dict[str, set[str]] = {
         "retro_db": {"retro_sample_mode"},
         "retro_embed": {"pooling", "normalize"},
         "faiss_train": set(),
         "faiss_add": {"target_recall", "retro_min_recall"},
-        "faiss_query": {"retro_exclude_evaluation", "retro_exclude_run"},
+        "faiss_query": {"retro_exclude_evaluation", "retro_exclude_run", "retro_query_gpus"},
     }
     plain = {one.stage: one.argv() for one in planned(tmp_path)}
     for command in planned(tmp_path, **given):
@@ -125,6 +135,8 @@ def test_validation_is_of_every_step_with_blocks(tmp_path: Path) -> None:
         *(*FOUND, *FOUND),
     ]
     assert all(one.options["retro_task_validate"] == 0.5 for one in checked)
+    index = {"retro_tasks": ["db-build,index-build"], "retro_query_gpus": "all"}
+    assert len(planned(tmp_path, retro_task_validate=0.5, **index)) == len(BUILT) - 1
 
 
 def test_relative_names_are_below_the_project(tmp_path: Path) -> None:
@@ -141,6 +153,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         ({"retro_index_ntrain": None}, "db-build needs --retro-index-ntrain"),
         ({"retro_gpt_seq_length": None}, "--retro-gpt-seq-length is needed"),
         ({"retro_task_validate": 2.0}, "--retro-task-validate must be above 0"),
+        ({"retro_task_validate": 0.5, "retro_query_gpus": "all"}, "name the other tasks"),
     ):
         with pytest.raises(ConfigError, match=message):
             planned(tmp_path, **more)
@@ -169,6 +182,16 @@ def test_an_index_that_the_sample_cannot_train_is_refused_before_the_first_chunk
     planned(tmp_path, **{**enough, "retro_index_ntrain": 600}, retro_tasks=["query"])
 
 
+def test_data_without_a_sample_of_a_split_is_refused_before_the_first_chunk(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for seed, name in enumerate(("en", "de")):
+        write_corpus(tmp_path / "data" / name, sentences(60, seed))
+    words = words_of(options(tmp_path, retro_gpt_split="99,1,0"))
+    done = run_program("stages.retro_preprocess", *words, expect=2)
+    assert "the valid split has" in done.err
+    assert not (tmp_path / "db").exists()
+
+
 # --- the whole of it --------------------------------------------------------------------------
 
 
@@ -181,10 +204,7 @@ def test_a_project_is_built_explored_and_not_built_again(tmp_path: Path) -> None
         write_corpus(tmp_path / "data" / name, sentences(60, seed))
     write_vocabulary(tmp_path)
     make(tmp_path / "bert")
-    arguments = []
-    for name, value in options(tmp_path).items():
-        values = value if isinstance(value, list) else [value]
-        arguments += [f"--{name.replace('_', '-')}", *map(str, values)]
+    arguments = words_of(options(tmp_path))
     program = "stages.retro_preprocess"
     run_process(program, *arguments, seconds=600)
     project = read_project(str(tmp_path))
