@@ -148,18 +148,19 @@ class IndexedWriter:
         return kinds
 
     def _write(self, tokens: Tokens) -> None:
-        if tokens.nbytes >= BUFFER_BYTES:
+        data = np.ascontiguousarray(tokens).view(np.uint8).data
+        if len(data) >= BUFFER_BYTES:
             self._flush()
-            self._bin.write(np.ascontiguousarray(tokens).view(np.uint8).data)
+            self._bin.write(data)
             return
-        self._pending += tokens.tobytes()
+        self._pending += data
         if len(self._pending) >= BUFFER_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         if self._pending:
-            self._bin.write(bytes(self._pending))
-            self._pending.clear()
+            self._bin.write(memoryview(self._pending))
+            self._pending = bytearray()
 
 
 def _check_flat(ids: Tokens, lengths: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
