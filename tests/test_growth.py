@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from benchmarks import growth_load
 from flows.gc.sweep import sweep
 from flows.recipes.recipe import read_recipe
 from flows.recipes.refresh import plan_refresh
@@ -31,6 +25,7 @@ from stages.report.lineage import Artifact, Edge, grouped
 from stages.runtime.context import WorkFolder
 from stages.runtime.up_to_date import decide
 from stages.tokenize.config import TokenizeConfig
+from tests.counts import LINEAR, TIMES, calls, grow
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from tests.trainyard.corpus.token_files import write_tokens
 from trainyard.artifacts import store
@@ -41,8 +36,6 @@ from trainyard.artifacts.lines import file_record
 from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.node_local.visibility import firsts_of
-from trainyard.checkpoint.plan import Slice, plan_files, plan_shards
 from trainyard.conversion.huggingface.config_read import read_config
 from trainyard.conversion.huggingface.read import class_tensors, open_huggingface
 from trainyard.corpus.merge import survey
@@ -54,22 +47,7 @@ from trainyard.corpus.unit_sizes import (
     unit_bytes_for,
 )
 from trainyard.corpus.units import InputFile, plan_pieces, plan_units, share_of
-from trainyard.datasets.blended import Blended
-from trainyard.datasets.config import DataConfig
-from trainyard.parallel.dims import ParallelDims
-from trainyard.parallel.groups import ProcessGroups
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.training.loop.batch_size import BatchSize
-from trainyard.training.loop.data import RunData
-from trainyard.training.loop.ledger import digest_samples
-from trainyard.training.loop.sample_check import ConsumedSamples, SampleCheck
-from trainyard.training.loop.seeds import microbatch_seed
-
-TIMES = 4
-"""How much larger the second size is."""
-
-LINEAR = 1.2 * TIMES
-"""Most growth: a square would be 16 times."""
 
 
 @pytest.fixture(autouse=True)
@@ -91,27 +69,6 @@ def operations() -> Iterator[Counter[str]]:
         yield counts
     finally:
         store.observers.remove(count)
-
-
-def calls(work: Callable[[], object]) -> int:
-    """Calls of functions during some work, those of the interpreter included."""
-    count = 0
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(profile)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
-def grow(measure: Callable[[int], int], size: int) -> float:
-    """How many times larger a count is for a size `TIMES` as large."""
-    return measure(TIMES * size) / max(measure(size), 1)
 
 
 def test_the_names_of_outputs_are_written_once_each(tmp_path: Path) -> None:
@@ -197,32 +154,6 @@ def test_a_hugging_face_folder_is_opened_in_steps_proportional_to_its_tensors(
 
     counted(1)  # torch imports what converts shapes
     assert grow(counted, 10) <= LINEAR
-
-
-def test_rank_0_digests_a_larger_batch_in_as_many_calls() -> None:
-    """Numpy's calls are over all samples, and no loop of Python's is."""
-    datasets, counts = 20, []
-    for dp in (8, 8 * TIMES):
-        samples = np.arange(4 * dp)
-        sources: Any = [Numbered()] * datasets
-        blended = Blended(sources, (samples % datasets).astype(np.int16), samples)
-        size, groups = BatchSize(len(samples), 1, dp), ProcessGroups(ParallelDims(dp=dp), 0)
-        data = RunData(DataConfig(data_path=("none",)), blended, (), size, 0)
-        check = SampleCheck(1, size, 7, groups, data.expected_samples(0))
-        taken = ConsumedSamples(1, size.num_microbatches)
-        for micro, own in enumerate(samples[::dp]):
-            taken.ids.append(blended.ids(np.array([own])))
-            taken.seeds[0, micro] = (microbatch_seed(7, 1, micro * dp),)
-        counts.append(calls(partial(check.check, taken)))
-        assert check.samples == digest_samples(blended.ids(samples))
-    assert counts[0] == counts[1]
-
-
-class Numbered:
-    """A source whose samples are numbered as they come."""
-
-    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        return indices
 
 
 @pytest.mark.slow
@@ -385,11 +316,6 @@ def test_a_sweep_of_a_corpus_grows_with_its_parts(tmp_path: Path) -> None:
     assert grow(counted, 12) <= LINEAR
 
 
-def slices(count: int) -> list[Slice]:
-    shapes = [(8 + number % 7, 4) for number in range(count)]
-    return [Slice(f"model.{n:03d}", "F32", shape, (0, 0), shape) for n, shape in enumerate(shapes)]
-
-
 def test_a_lineage_of_more_parts_looks_at_each_edge_no_more_often() -> None:
     class Edges(list[Edge]):
         looks = 0
@@ -412,35 +338,3 @@ def test_a_lineage_of_more_parts_looks_at_each_edge_no_more_often() -> None:
         return Edges.looks
 
     assert grow(looks, 30) <= LINEAR
-
-
-def test_a_plan_of_more_files_looks_at_no_more_of_them() -> None:
-    def counted(num_files: int) -> int:
-        return calls(lambda: plan_shards("model", slices(400), num_files))
-
-    assert grow(counted, 20) <= 1.5
-
-
-@pytest.mark.parametrize("num_shards", [1, 3, 10, 12, 50])
-def test_a_plan_of_files_is_that_of_writers_that_hold_all_slices(num_shards: int) -> None:
-    every = slices(12)
-    held = [list(every)] * num_shards
-    assert plan_shards("model", every, num_shards) == plan_files("model", held, sys.maxsize)
-
-
-def test_a_rank_that_loads_from_nodes_plans_no_more_with_more_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(growth_load, "MATRICES", 20)
-
-    def counted(num_ranks: int) -> int:
-        return calls(growth_load.load_local(num_ranks, tmp_path))
-
-    assert grow(counted, 64) <= 1.2
-
-
-def test_ranks_that_see_one_folder_find_it_without_a_look_at_each_pair() -> None:
-    def counted(num_ranks: int) -> int:
-        return calls(lambda: firsts_of([((0, num_ranks),)] * num_ranks))
-
-    assert grow(counted, 100) <= LINEAR

@@ -206,6 +206,7 @@ OWN = {  # between the steps of a run
     "stages/mix/scatter.py",  # between the steps of a run
     "trainyard/collection/sources/html_reader.py",  # a string's length is bounded, of its process
     "trainyard/serving/openai_options.py",  # what it has just written
+    "trainyard/checkpoint/scattered_load.py",  # between the ranks of a load
     "trainyard/serving/wire.py",  # between a server and its engine
     "stages/runtime/ranks.py",  # between a stage and its ranks
     "trainyard/conversion/torch_save/pickle_reader.py",  # its task, in the arguments of a process
