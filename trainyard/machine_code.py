@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from hashlib import sha256
 from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from numba import njit
 from numba.core import entrypoints
 from numba.core.caching import FunctionCache
+from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 from numba.core.runtime import nrtdynmod
 from numba.core.runtime.nrt import rtsys
@@ -41,16 +44,37 @@ nrtdynmod.compile_nrt_functions = lambda context: None
 rtsys.__class__ = _RuntimeWhenCompiling
 
 
-def _load(self: Any, signature: Any, target: Any) -> Any:
-    """Take a function from the cache. numba's own method first prepares to compile, for 0.2 s; its
-    compiler does that too, for a function that is not in the cache. Other than with that, a cached
-    function can call nothing of numpy's linear algebra or random numbers."""
-    rtsys.initialize(target)
-    with self._guard_against_spurious_io_errors():
-        return self._load_overload(signature, target)
+class _Cache(FunctionCache):
+    """Of one function here. It can call nothing of numpy's linear algebra or random numbers."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Take it from the cache. numba's own method first prepares to compile, for 0.2 s; its
+        compiler does that too, for a function that is not in the cache."""
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        """numba's key, and the code of what is compiled into the function from other files."""
+        key = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]
+        return *key, _code_inside(self._py_func)
 
 
-FunctionCache.load_overload = _load  # type: ignore[method-assign]
+def _code_inside(function: Any) -> str:
+    """Digest of the functions that a compiled one calls, and of those that they call."""
+    digest = sha256()
+    for name in function.__code__.co_names:
+        called = function.__globals__.get(name)
+        if isinstance(called, Dispatcher):
+            inner = called.py_func
+            digest.update(inner.__code__.co_code + repr(inner.__code__.co_consts).encode())
+            digest.update(_code_inside(inner).encode())
+        elif isinstance(called, np.ndarray):
+            digest.update(called.tobytes())
+        elif isinstance(called, int | float | str | bytes | tuple):
+            digest.update(repr((name, called)).encode())
+    return digest.hexdigest()
+
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +89,21 @@ def compiled_inside(function: F) -> F:
     return cast(F, njit(function))
 
 
+def _cached(signature: Any, function: Callable[..., Any]) -> Any:
+    compiled = njit(**HOW)(function)
+    compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]
+    compiled.compile(signature)
+    compiled.disable_compile()
+    return compiled
+
+
 def machine_code(signature: Any) -> Callable[[F], F]:
     """Compile a function for arguments of these types, in numba's notation. numba keeps the code
     for later processes beside the source or in the user's cache folder, if it may write to one."""
 
     def compiled(function: F) -> F:
         try:
-            return cast(F, njit(signature, cache=True, **HOW)(function))
+            return cast(F, _cached(signature, function))
         # No folder to write to; a full disk; a file that a crash has cut short.
         except (RuntimeError, OSError, EOFError, ValueError, UnpicklingError) as error:
             log.info("%s is compiled anew, its cache cannot be used: %s", function.__name__, error)

@@ -40,6 +40,43 @@ print(summed(5), rtsys._library is None)
 """
 
 
+INNER = """
+from trainyard.machine_code import compiled_inside
+
+BASE = {base}
+
+
+@compiled_inside
+def inner(number):
+    return number + BASE
+"""
+OUTER = """
+from inner import inner
+from trainyard.machine_code import machine_code
+
+
+@machine_code("int64(int64)")
+def outer(number):
+    return inner(number)
+
+
+print(outer(1), sum(outer.stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.slow
+def test_code_in_the_cache_is_not_used_when_what_it_contains_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "outer.py").write_text(OUTER)
+    places = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, **places, "PYTHONPATH": str(Path.cwd())}
+    said = []
+    for base in (1, 1, 2):
+        (tmp_path / "inner.py").write_text(INNER.format(base=base))
+        command = [sys.executable, str(tmp_path / "outer.py")]
+        said += subprocess.check_output(command, text=True, env=environment).splitlines()
+    assert said == ["2 0", "2 1", "3 0"]
+
+
 @pytest.mark.slow
 def test_reference_counts_are_compiled_for_what_is_not_cached(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
