@@ -6,8 +6,11 @@ to do."""
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from hashlib import sha256
+from inspect import getsourcefile
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
 
@@ -16,6 +19,7 @@ from numba import njit
 from numba.core import entrypoints
 from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
+from numba.core.extending import _Intrinsic
 from numba.core.registry import cpu_target
 from numba.core.runtime import nrtdynmod
 from numba.core.runtime.nrt import rtsys
@@ -61,17 +65,16 @@ class _Cache(FunctionCache):
 
 
 def _code_inside(function: Any) -> str:
-    """Digest of the functions that a compiled one calls, and of those that they call."""
+    """Digest of the files of functions that a compiled one calls, of those that they call, and of
+    the values that they name."""
     digest = sha256()
     for name in function.__code__.co_names:
         called = function.__globals__.get(name)
+        if isinstance(called, Dispatcher | _Intrinsic):
+            digest.update(Path(getsourcefile(sys.modules[called.__module__]) or "").read_bytes())
         if isinstance(called, Dispatcher):
-            inner = called.py_func
-            digest.update(inner.__code__.co_code + repr(inner.__code__.co_consts).encode())
-            digest.update(_code_inside(inner).encode())
-        elif isinstance(called, np.ndarray):
-            digest.update(called.tobytes())
-        elif isinstance(called, int | float | str | bytes | tuple):
+            digest.update(_code_inside(called.py_func).encode())
+        elif isinstance(called, np.ndarray | np.generic | int | float | str | bytes | tuple):
             digest.update(repr((name, called)).encode())
     return digest.hexdigest()
 

@@ -19,6 +19,7 @@ from trainyard.collection.contamination.ngrams import Matcher
 from trainyard.collection.contamination.prefilter import Prefilter
 from trainyard.collection.options import DocumentsConfig
 from trainyard.corpus.formats.records import ORIGIN, Rows
+from trainyard.corpus.workers import check_stop
 
 if TYPE_CHECKING:
     from trainyard.collection.contamination.skim import Skimmer
@@ -175,6 +176,7 @@ class _Counter:
 
     def skim(self, block: bytes) -> int:
         """Count the documents of lines that need not be parsed; how many they are."""
+        check_stop()
         skimmed = self._skimmer.skim(block) if self._skimmer else None
         if skimmed is None:
             return 0
@@ -184,6 +186,7 @@ class _Counter:
 
     def read(self, rows: Rows) -> None:
         """Count documents that were."""
+        check_stop()
         texts = [record[self._key] for record in rows.records]
         suspects = prefilter_of(self._folder).suspects(texts)
         self._add(len(texts), sum(map(len, texts)), {n: texts[n] for n in suspects})

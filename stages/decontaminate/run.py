@@ -48,6 +48,7 @@ from trainyard.collection.contamination.split import clean_pieces
 from trainyard.collection.contamination.tasks import read_task
 from trainyard.collection.documents import Item, dropped
 from trainyard.collection.tally import Tally
+from trainyard.corpus.workers import check_stop
 from trainyard.errors import ArtifactError, DataError
 from trainyard.machine import available_cores
 
@@ -192,6 +193,7 @@ class _Writer:
         number = -1
         reader = reader_of(self._job)
         for number, item in enumerate(reader.items()):
+            check_stop()
             for kind, fields in self.decide(number, item):
                 files.write(kind, fields)
         files.write_bad(reader.bad)
@@ -204,6 +206,7 @@ class _Writer:
         added = Added(has_origin, name, self.counts.first + 1, is_skimmed(self._job.scratch))
         number = 0
         for block in blocks_of(self._job):
+            check_stop()
             begin = 0
             for at in block.chosen(self.counts.hits):
                 files.write_lines(DOCUMENTS, added.lines(block, begin, at))

@@ -111,13 +111,18 @@ class Ancestry:
     def look_ahead(self, urls: Sequence[str]) -> None:
         """Look at artifacts that will be added and at their origins, those of a level together:
         each of ten thousand parts costs some requests."""
-        while urls := [one for one in urls if one not in self._seen]:
-            self._seen.update(urls)
-            keys = dict.fromkeys(chain.from_iterable(each_of(self._artifacts_of, urls)))
+        wanted: dict[str, InputRecord | None] = dict.fromkeys(urls)
+        while wanted := {url: one for url, one in wanted.items() if url not in self._seen}:
+            self._seen.update(wanted)
+            keys: dict[str, None] = {}
+            for (url, record), found in zip(
+                wanted.items(), each_of(self._artifacts_of, [*wanted]), strict=True
+            ):
+                if record is None or (found and self._is_current(url, found, record)):
+                    keys |= dict.fromkeys(found)
             manifests = filter(None, map(self._find, keys))
             records = chain.from_iterable(one.inputs.values() for one in manifests)
-            origins = dict.fromkeys(chain.from_iterable(record.urls for record in records))
-            urls = list(origins)
+            wanted = {url: record for record in records for url in record.urls}
 
     def _enter(self, key: str) -> None:
         if key in self.manifests:

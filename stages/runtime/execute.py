@@ -21,7 +21,14 @@ from stages.runtime import ranks
 from stages.runtime.context import STOPPING, StageRun
 from stages.runtime.failure import RunOutcome, clear_reports, report_outcome
 from stages.runtime.share_digests import AS_SHARES, SHARES_LINEAGE
-from stages.runtime.up_to_date import CODE_FILES, Decision, MadeInShares, decide, is_forced
+from stages.runtime.up_to_date import (
+    CODE_FILES,
+    Decision,
+    MadeInShares,
+    decide,
+    is_forced,
+    missing_file,
+)
 from trainyard.artifacts import retry, store
 from trainyard.artifacts.abandoned import Abandoned
 from trainyard.artifacts.claim import acquire
@@ -156,6 +163,7 @@ def _finished_whole(job: StageInvocation, decision: Decision) -> tuple[Output, M
     run = found[0].run
     lineages = (found[0].lineage, run.get(SHARES_LINEAGE), run.get(AS_SHARES))
     is_same = decision.lineage in lineages and found[0].code == decision.code
+    is_same = is_same and missing_file(found[0], whole) is None
     return (whole, found[0]) if is_same else None
 
 

@@ -30,7 +30,9 @@ class UnitFiles:
         self.write_lines(kind, as_line(fields))
 
     def write_lines(self, kind: str, lines: bytes | memoryview) -> None:
-        """Add documents that are lines already."""
+        """Add documents that are lines already, if any."""
+        if not len(lines):
+            return
         self._lines[kind].append(lines)
         self._sizes[kind] += len(lines)
         if self._sizes[kind] >= BUFFER_BYTES:

@@ -284,7 +284,7 @@ def _reason(
         _changed_input(manifest, inputs)
         or _changed_option(manifest.config, options, given)
         or changed_code
-        or _missing_file(manifest, output)
+        or missing_file(manifest, output)
     )
 
 
@@ -379,7 +379,7 @@ def _listed(files: Sequence[str]) -> str:
     return f": {', '.join(files[:MOST_NAMED])}{rest}" if files else ""
 
 
-def _missing_file(manifest: Manifest, output: Output) -> str | None:
+def missing_file(manifest: Manifest, output: Output) -> str | None:
     """A file that is missing or has another size; found by listing, without reading."""
     if output.is_prefix:
         urls = {f.path: output.file_url(f.path) for f in manifest.files}

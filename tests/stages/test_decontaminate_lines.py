@@ -81,6 +81,8 @@ def test_lines_that_pass_on_unread_are_the_documents_that_are_read(
             assert (ours := rows(folder / name, kind)) == theirs
             assert [list(one) for one in ours] == [list(one) for one in theirs]
     assert report(folder / "lines") == report(folder / "skimmed") == report(folder / "read")
+    files = [{path.name for path in (folder / one).glob("d*.jsonl")} for one in ("lines", "read")]
+    assert files[0] == files[1], "a file without documents is in none"
 
 
 @pytest.mark.slow

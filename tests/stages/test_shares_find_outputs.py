@@ -78,3 +78,15 @@ def test_files_of_one_block_and_listed_ones_have_the_digest_of_a_run_without_sha
         fan_out(given, tmp_path / "joined", 2)
         whole, joined = manifest(tmp_path / "again"), manifest(tmp_path / "joined")
         assert (joined.inputs, joined.lineage) == (whole.inputs, whole.lineage)
+
+
+def test_shares_make_again_what_has_lost_a_file(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    clean(corpus, out)
+    made = manifest(out)
+    lost = next(out.glob("documents-*.jsonl"))
+    content = lost.read_bytes()
+    lost.unlink()
+    fan_out(corpus, out, 2)
+    assert lost.read_bytes() == content
+    assert manifest(out).output_digest == made.output_digest

@@ -303,7 +303,7 @@ def _flash_attn_version(capability: tuple[int, int]) -> int:
 
     Generation 4 by its distribution: the package of generation 2 has an early flash_attn.cute, with
     other arguments and without what that imports."""
-    if capability >= (9, 0) and _installed("flash_attn.cute") and _version("flash-attn-4"):
+    if capability >= (9, 0) and _version("flash-attn-4") and _installed("flash_attn.cute"):
         return 4
     if capability[0] == 9 and _installed("flash_attn_interface"):
         return 3

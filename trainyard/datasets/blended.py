@@ -57,6 +57,8 @@ class Blended(Generic[S]):
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): the source's number, and the sample's number in it."""
+        if not len(indices):
+            return np.empty((0, 2), np.int64)
         # Sorted once: a look at all samples for each of a thousand sources would be slow.
         chosen = self.dataset_index[indices]
         order = np.argsort(chosen, kind="stable")

@@ -79,3 +79,20 @@ def test_a_file_that_ends_too_early_is_refused(tmp_path: Path) -> None:
     url, _ = written(tmp_path / "a", 150)
     with pytest.raises(ArtifactError, match="ends at byte 150, not at 250"):
         blocks.RangeDigests(url, 0, 250, 250).finish()
+
+
+def test_files_that_are_looked_at_side_by_side_leave_the_mark_of_one_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = (written(tmp_path / str(size), size)[0] for size in (10, 1000))
+    info, taken = store.info, blocks.BlockDigests()
+
+    def slow(url: str) -> store.FileInfo:
+        if url == small:  # meanwhile another thread takes the other's digest
+            monkeypatch.setattr(store, "info", info)
+            taken(large)
+        return info(url)
+
+    monkeypatch.setattr(store, "info", slow)
+    taken(small)
+    assert taken.in_blocks

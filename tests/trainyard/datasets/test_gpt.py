@@ -201,6 +201,7 @@ def test_a_batch_of_a_blend_mixes_files_of_several_types() -> None:
     ids = blended.ids(np.arange(20))
     expected = [datasets[d].ids(np.array([i]))[0, 1] for d, i in zip(index, within, strict=True)]
     assert ids.tolist() == [[int(d), int(n)] for d, n in zip(index, expected, strict=True)]
+    assert blended.ids(np.arange(0)).shape == (0, 2)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,6 +47,13 @@ class _BrokenError(Exception):
 
 def row_groups(url: str) -> list[RowGroup]:
     """The row groups of a file that have rows, in the order of the file."""
+    found = store.info(url)
+    return _row_groups_of(url, found.size_bytes, found.version)
+
+
+@lru_cache(maxsize=64)
+def _row_groups_of(url: str, size_bytes: int, version: str | None) -> list[RowGroup]:
+    """Those of a version: each range that is cut further asks for them."""
     with _opened(url) as (file, size):
         return _footer(url, lambda: _row_groups(file, size))
 

@@ -47,7 +47,7 @@ class PagedRunner(Stepping):
         if not states.is_empty and len(begun := batch.slots[batch.firsts == 0]):
             states.clear(on_device([begun], device)[0])
         size = self.cache.block_size
-        if self.cache.flash_version and len(begun := batch.begun_blocks(size)):
+        if self.cache.flash_version > 2 and len(begun := batch.begun_blocks(size)):
             self.cache.clear(on_device([begun], device)[0])
         if self.graphs is not None and self.graphs.takes(batch):
             return StepOutput(self.graphs(batch), None)
