@@ -15,6 +15,7 @@ import pytest
 from nltk.tokenize import punkt
 
 from flows.backends.container.client import CORRECT
+from stages.runtime.unit_shares import FILE_OF_UNIT
 from tests.security.patterns import FLOORS, Found, Text, attacks, patterns
 from trainyard.collection.sources.wikitext import CLOSING, PREFIXES, simple_dropped
 from trainyard.collection.words import word_pattern
@@ -49,6 +50,7 @@ def made_at_run_time() -> dict[str, list[str]]:
             simple_dropped(PREFIXES).pattern,
             CLOSING["ref"].pattern,
         ],
+        "stages/runtime/unit_shares.py": [FILE_OF_UNIT.pattern],
         "trainyard/collection/words.py": [word_pattern().pattern],
         "trainyard/corpus/sentences.py": [rf"{NON_WORD}|\S+"],
         "trainyard/conversion/megatron/names.py": [OF_ENCODER.pattern],
