@@ -139,6 +139,8 @@ def _rank_main(target: Target, folder: str, rank: int, world_size: int, backend:
             world_size=world_size,
             timeout=timedelta(seconds=TIMEOUT_SECONDS),
         )
+        # A rank that leaves at once would close the connection of one that still makes it.
+        dist.barrier()
         result = find_function(*target)(*pickle.loads((here / "args").read_bytes()))
         (here / f"{rank}.result").write_bytes(pickle.dumps(result))
         dist.destroy_process_group()
