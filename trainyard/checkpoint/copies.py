@@ -5,31 +5,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from trainyard.errors import CommunicationError, lack_of_memory
+from trainyard.parallel.comm_errors import communicating
 
 Wanted: TypeAlias = tuple[str, Sequence[int], torch.Tensor]
 """A tensor's name, the offset of a box of it, and the memory that the box fills."""
 
 EXCHANGED_BYTES = 64 << 20
 """Maximum that a rank sends or receives in a round; more if many ranks would make reads small."""
-
-
-@contextmanager
-def communicating() -> Iterator[None]:
-    """Turns torch's errors about lost ranks into CommunicationError."""
-    try:
-        yield
-    except RuntimeError as error:
-        if lack_of_memory(error) is not None:
-            raise
-        raise CommunicationError(f"a rank was lost during a load: {error}") from error
 
 
 def device_of(group: ProcessGroup) -> torch.device:
@@ -41,7 +29,7 @@ def common_boxes(wanted: Sequence[Wanted], copies: ProcessGroup) -> list[bool]:
     """For each box, whether all ranks of a group want it at the same place of their lists, in
     memory of the same type. A message takes 8 bytes for each box."""
     marks = torch.tensor([len(wanted), *map(_mark, wanted)], dtype=torch.int64)
-    with communicating():
+    with communicating("load: comparing boxes"):
         counts = _least_and_most(marks[:1], copies)
         if counts[0].item() != counts[1].item():
             return [False] * len(wanted)

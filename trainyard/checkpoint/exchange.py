@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from trainyard.checkpoint.copies import communicating, device_of
+from trainyard.checkpoint.copies import device_of
 from trainyard.checkpoint.read_jobs import Delivery, ReadJob
 from trainyard.checkpoint.safetensors.file import DTYPES, box_of, values_in
 from trainyard.checkpoint.safetensors.shard import in_threads, num_threads
+from trainyard.parallel.comm_errors import communicating
 
 ALIGNED_BYTES = 8
 """Boxes start at multiples of it in messages."""
@@ -95,7 +96,7 @@ def send_each(
     world = dist.get_world_size(group)
     device = device_of(group)
     received = torch.empty(sum(sizes.values()), dtype=torch.uint8, device=device)
-    with communicating():
+    with communicating("load: exchanging boxes"):
         dist.all_to_all_single(
             received,
             message.to(device),

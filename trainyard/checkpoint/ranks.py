@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from trainyard.errors import CommunicationError, InfrastructureError, lack_of_memory
+from trainyard.errors import InfrastructureError, lack_of_memory
+from trainyard.parallel.comm_errors import communicating
 from trainyard.parallel.groups import broadcast_object, gather_or_raise
 
 T = TypeVar("T")
@@ -44,12 +45,8 @@ class Ranks:
         nothing: list[T] = []
         found = self.gather(lambda: [produce()] if self.rank == source else nothing, give=False)
         value = found[self.rank]
-        try:
+        with communicating("checkpoint: sharing what one rank has read"):
             return broadcast_object(value, self.group, source)[0]
-        except RuntimeError as error:
-            if lack_of_memory(error) is not None:
-                raise
-            raise CommunicationError(f"a rank was lost during a save: {error}") from error
 
 
 ALONE = Ranks(None, 0, 1)

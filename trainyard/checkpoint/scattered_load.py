@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from trainyard.checkpoint.copies import Wanted, common_boxes, communicating, send_boxes
+from trainyard.checkpoint.copies import Wanted, common_boxes, send_boxes
 from trainyard.checkpoint.exchange import Exchange, Incoming, send_each
 from trainyard.checkpoint.read_jobs import (
     Delivery,
@@ -41,6 +41,7 @@ from trainyard.checkpoint.safetensors.file import TensorFile
 from trainyard.checkpoint.safetensors.ranges import Want
 from trainyard.checkpoint.sight import Sight
 from trainyard.checkpoint.stored_step import ShardFiles
+from trainyard.parallel.comm_errors import communicating
 from trainyard.parallel.groups import gather_or_raise
 
 Copies: TypeAlias = Sequence[ProcessGroup]
@@ -74,7 +75,7 @@ def fill_scattered(
         own += parts[dist.get_rank(group)]
         divided.append((group, parts))
     size = _Load(files, sight, locate, world).fill(own + left)
-    with communicating():
+    with communicating("load: sending boxes to replicas"):
         for group, parts in divided:
             for source, part in enumerate(parts):
                 send_boxes([memory for _, _, memory in part], source, group)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from trainyard.checkpoint.copies import Wanted, common_boxes, communicating, divide, send_boxes
+from trainyard.checkpoint.copies import Wanted, common_boxes, divide, send_boxes
 from trainyard.checkpoint.exchange import Exchange, Incoming
 from trainyard.checkpoint.read_jobs import (
     Delivery,
@@ -35,6 +35,7 @@ from trainyard.checkpoint.safetensors.file import TensorFile
 from trainyard.checkpoint.safetensors.ranges import Want
 from trainyard.checkpoint.scattered_load import fill_scattered
 from trainyard.checkpoint.stored_step import ShardFiles
+from trainyard.parallel.comm_errors import communicating
 from trainyard.parallel.groups import ProcessGroups, gather_or_raise
 
 
@@ -90,7 +91,7 @@ def fill_together(
         parts = divide(shared, dist.get_world_size(replicas.copies))
         own = parts[dist.get_rank(replicas.copies)]
         size += _on_all(load, own, replicas.within, groups.world)
-        with communicating():
+        with communicating("load: sending boxes to replicas"):
             for source, part in enumerate(parts):
                 send_boxes([memory for _, _, memory in part], source, replicas.copies)
     return size + _on_all(load, left, groups.replicas[0].within, groups.world)
