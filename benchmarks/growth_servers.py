@@ -6,18 +6,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.growth_cases import cpu_seconds
+from tests.dev_store import dev_store
 
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 30
 
 FLOW = """
 import atexit, resource, runpy, sys
@@ -73,33 +71,15 @@ def _object_store() -> Iterator[str]:
     """An empty bucket of the store for development, which the environment names."""
     from botocore.session import Session
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "testaccess",
-        "AWS_SECRET_ACCESS_KEY": "testsecret12345",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    command = [sys.executable, str(ROOT / "deploy/dev/store.py"), "127.0.0.1", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            _wait_for(port)
-            Session().create_client("s3").create_bucket(Bucket="growth")
-            yield "s3://growth"
-        finally:
-            server.terminate()
-
-
-def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise RuntimeError("the object store did not start")
+    with dev_store() as endpoint:
+        os.environ |= {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "testaccess",
+            "AWS_SECRET_ACCESS_KEY": "testsecret12345",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        Session().create_client("s3").create_bucket(Bucket="growth")
+        yield "s3://growth"
 
 
 def merge_requests(count: int, scratch: Path) -> Callable[[], int]:

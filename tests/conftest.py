@@ -6,10 +6,6 @@ import gc
 import itertools
 import logging
 import os
-import socket
-import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,6 +17,7 @@ from _pytest.logging import catching_logs
 from hypothesis import settings
 
 from tests import left_out, records, rotation, scheduling
+from tests.dev_store import dev_store
 from tests.vectors import GOLDEN
 from trainyard.testing.pool import RankPool
 
@@ -171,26 +168,8 @@ def s3_server() -> Iterator[str]:
     if given:
         yield given
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, str(ROOT / "deploy" / "dev" / "store.py"), "127.0.0.1", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            _wait_for(port, server)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-
-
-def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and server.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise RuntimeError("the S3 test server did not come up")
+    with dev_store() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from flows.server.ephemeral import EphemeralServer
-from tests.yard.yard import HEADLINE, ROOT, Yard
+from tests.dev_store import dev_store
+from tests.yard.yard import HEADLINE, Yard
 from trainyard.corpus.indexed import IndexedWriter
 
 SECONDS = 90
@@ -164,38 +164,27 @@ def closed_store(folder: Path) -> Iterator[dict[str, str]]:
     """A moto server that checks signatures; the environment that opens it."""
     from botocore.session import Session
 
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, str(ROOT / "deploy" / "dev" / "store.py"), "127.0.0.1", str(port)]
-    # What comes first is not checked: the user and the bucket are made.
-    environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "4"}
-
     def client(service: str) -> Any:
         keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
         return Session().create_client(service, REGION, endpoint_url=url, **keys)
 
+    # What comes first is not checked: the user and the bucket are made.
     with (
-        (folder / "store.txt").open("w") as output_file,
-        subprocess.Popen(
-            command, env=environment, stdout=output_file, stderr=output_file
-        ) as server,
+        (folder / "store.txt").open("w") as output,
+        dev_store(output, INITIAL_NO_AUTH_ACTION_COUNT="4") as url,
     ):
-        try:
-            wait_for(lambda: answers(port))
-            users = client("iam")
-            users.create_user(UserName="yard")
-            policy = {"UserName": "yard", "PolicyName": "all", "PolicyDocument": EVERYTHING}
-            users.put_user_policy(**policy)
-            key = users.create_access_key(UserName="yard")["AccessKey"]
-            client("s3").create_bucket(Bucket="yard-tests")
-            yield {
-                "AWS_ENDPOINT_URL": url,
-                "AWS_DEFAULT_REGION": REGION,
-                "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
-                "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
-            }
-        finally:
-            server.terminate()
+        users = client("iam")
+        users.create_user(UserName="yard")
+        policy = {"UserName": "yard", "PolicyName": "all", "PolicyDocument": EVERYTHING}
+        users.put_user_policy(**policy)
+        key = users.create_access_key(UserName="yard")["AccessKey"]
+        client("s3").create_bucket(Bucket="yard-tests")
+        yield {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+            "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+        }
 
 
 def free_port() -> int:
