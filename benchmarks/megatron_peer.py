@@ -203,7 +203,7 @@ def main() -> None:
     names = [name for name, shape in SHAPES.items() if not shape.state]
     parser.add_argument("shape", choices=names)
     parser.add_argument("--layout", choices=LAYOUTS, default="")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--fp8-format", choices=("e4m3", "hybrid"))

@@ -1,6 +1,6 @@
 """A plain torch training loop, the peer of `benchmarks.train`: no parallelism, no data loading.
 
-    python -m benchmarks.plain_torch gpt-1.3b --steps 20
+    python -m benchmarks.plain_torch gpt-1.3b --steps 30
 
 Layers compiled one by one, scaled dot-product attention, bf16 weights with fp32 master weights and
 Adam moments, gradient clipping, random tokens that never leave the GPU. What a good engineer writes
@@ -168,7 +168,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--accumulate", type=int, default=1)
     args = parser.parse_args()

@@ -112,6 +112,7 @@ SHAPES = {
         Shape("gpt-345m", 24, 1024, 16, 16, 4096, 50304, 1024, 32),
         Shape("gpt-1.3b", 24, 2048, 16, 16, 8192, 131072, 4096, 4),
         Shape("llama-8b-half", 16, 4096, 32, 8, 14336, 128256, 4096, 2, llama=True, untied=True),
+        Shape("llama-8b-32k", 16, 4096, 32, 8, 14336, 128256, 32768, 1, llama=True, untied=True),
         Shape(
             *("mixtral-2l", 2, 4096, 32, 8, 14336, 32000, 4096, 4),
             llama=True,

@@ -32,7 +32,7 @@ from benchmarks.energy import joules
 from benchmarks.shapes import SHAPES, Shape, share_of_peak
 from trainyard.corpus.indexed import IndexedWriter
 
-STEPS, WARMUP = 20, 10
+STEPS, WARMUP = 30, 10
 LOGGED = re.compile(r"iteration +(\d+)/")
 
 LAYOUTS: dict[str, list[str]] = {
