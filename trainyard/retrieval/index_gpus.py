@@ -58,6 +58,9 @@ def copied(index: Any, k: int, nprobe: int) -> OnGpus | None:
     if max(k, nprobe) > MOST:
         log.info("searching on the CPU: k=%d nprobe=%d above %d", k, nprobe, MOST)
         return None
+    if num_gpus() > 1 and _needs_lists_on_gpus(index):
+        log.info("searching on the CPU: on several GPUs faiss has no SQ lists that a graph finds")
+        return None
     options = faiss.GpuMultipleClonerOptions()  # type: ignore[attr-defined, unused-ignore]
     options.shard = True  # each GPU has a part of every list
     options.allowCpuCoarseQuantizer = True  # a graph finds the lists on the CPU
@@ -66,7 +69,31 @@ def copied(index: Any, k: int, nprobe: int) -> OnGpus | None:
     except RuntimeError as error:
         log.warning("searching on the CPU: faiss has no GPU index of it: %s", error)
         return None
+    if not _is_on_gpus(copy):
+        log.info("searching on the CPU: faiss has no GPU index of a %s", type(index).__name__)
+        return None
     if nprobe:
         faiss.GpuParameterSpace().set_index_parameter(copy, "nprobe", nprobe)  # type: ignore[attr-defined, unused-ignore]
     log.info("searching on GPUs num_gpus=%d", num_gpus())
     return OnGpus(copy)
+
+
+def _needs_lists_on_gpus(index: Any) -> bool:
+    """Whether faiss refuses a graph over the lists. With several GPUs it does so in a thread of its
+    own, where the error ends the process."""
+    lists: Any = faiss.try_extract_index_ivf(index)
+    if not isinstance(lists and faiss.downcast_index(lists), faiss.IndexIVFScalarQuantizer):
+        return False
+    return not isinstance(faiss.downcast_index(lists.quantizer), faiss.IndexFlat)
+
+
+def _is_on_gpus(copy: Any) -> bool:
+    """Whether GPUs search it: of what it has no kernel for, faiss makes a copy on the CPU if there
+    are several GPUs."""
+    copy = faiss.downcast_index(copy)
+    if isinstance(copy, faiss.IndexPreTransform):
+        return _is_on_gpus(copy.index)
+    if isinstance(copy, faiss.IndexShards):
+        parts: Any = copy
+        return all(_is_on_gpus(parts.at(place)) for place in range(parts.count()))
+    return isinstance(copy, faiss.GpuIndex)  # type: ignore[attr-defined, unused-ignore]

@@ -38,6 +38,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, clone: Callable[..., Any]) -> Non
     monkeypatch.setattr(faiss, "GpuMultipleClonerOptions", SimpleNamespace, raising=False)
     monkeypatch.setattr(faiss, "GpuParameterSpace", faiss.ParameterSpace, raising=False)
     monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", clone, raising=False)
+    monkeypatch.setattr(faiss, "GpuIndex", faiss.IndexIVF, raising=False)
 
 
 def test_without_gpus_nothing_is_copied(index: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -89,6 +90,44 @@ def test_what_gpus_cannot_do_stays_on_the_cpu(
     assert copied(index, 5, MOST + 1) is None
     assert copied(index, 5, 4) is None
     assert "faiss has no GPU index of it: This index type is not implemented" in caplog.text
+
+
+def test_a_copy_that_faiss_leaves_on_the_cpu_is_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with_gpus(monkeypatch, lambda index, co: faiss.clone_index(index))
+    graph = faiss_index.create(16, "HNSW4")
+    assert copied(graph, 5, 0) is None
+    assert "faiss has no GPU index of a IndexHNSWFlat" in caplog.text
+
+
+def test_a_copy_is_on_gpus_if_all_its_parts_are(
+    index: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rotated = faiss_index.create(16, "RR16,IVF16,Flat")
+    faiss_index.train(rotated, VECTORS)
+    faiss_index.add_vectors(rotated, VECTORS)
+    graph = faiss_index.create(16, "HNSW4")
+
+    for other, is_copied in ((faiss.clone_index(index), True), (rotated, True), (graph, False)):
+        shards = faiss.IndexShards(16)
+        shards.add_shard(index)
+        shards.add_shard(other)
+        with_gpus(monkeypatch, lambda index, co, shards=shards: shards)
+        assert (copied(index, 5, 0) is not None) == is_copied
+
+
+def test_lists_of_8_bits_that_a_graph_finds_are_not_given_to_several_gpus(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with_gpus(monkeypatch, lambda index, co: faiss.clone_index(index))
+    index = faiss_index.create(16, "IVF16_HNSW4,SQ8")
+    assert copied(index, 5, 4) is None
+    assert "faiss has no SQ lists that a graph finds" in caplog.text
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
+    assert copied(index, 5, 4) is not None
 
 
 @pytest.mark.parametrize("ef_search", [1, 64])
