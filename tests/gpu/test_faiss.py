@@ -26,7 +26,7 @@ pytestmark = [
 VECTORS = clustered(20_000, 64)
 QUERIES = clustered(500, 64)
 TRAINING = 3_000
-"""Vectors: a rotation (OPQ) is found by 50 trainings of a product quantizer, 94 s for all vectors on
+"""Vectors: a rotation (OPQ) is found by 50 trainings of a product quantizer, 94 s for all on
 two cores; np leaves out faiss's reordering of codes, 20 s."""
 K, NPROBE, EF_SEARCH = 20, 8, 256
 ALIKE = 0.99
@@ -34,7 +34,15 @@ ALIKE = 0.99
 
 
 @pytest.mark.parametrize(
-    "index_str", ["Flat", "IVF64,Flat", "IVF64,SQ8", "IVF64_HNSW32,PQ16np", "OPQ16_64,IVF64,PQ16np"]
+    "index_str",
+    [
+        "Flat",
+        "IVF64,Flat",
+        "IVF64,SQ8",
+        "IVF64_HNSW32,SQ8",
+        "IVF64_HNSW32,PQ16np",
+        "OPQ16_64,IVF64_HNSW32,PQ16np",
+    ],
 )
 def test_a_search_on_gpus_finds_what_the_cpu_finds(index_str: str) -> None:
     index = faiss_index.create(64, index_str)

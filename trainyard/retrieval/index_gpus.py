@@ -7,6 +7,8 @@ compare codes byte for byte."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +52,7 @@ def copied(index: Any, k: int, nprobe: int) -> OnGpus | None:
     """A copy on all GPUs for such searches; None without GPUs, and where faiss has no kernel for
     them or the GPUs no room.
 
-    index: set up for such searches; the graph that finds its lists stays as it is, on the CPU.
+    index: a graph that finds its lists is not copied; GPUs compare all of their centers.
     nprobe: lists to search; 0 for an index without."""
     if not num_gpus():
         log.warning("searching on the CPU: faiss is built without GPUs, or finds none")
@@ -58,14 +60,11 @@ def copied(index: Any, k: int, nprobe: int) -> OnGpus | None:
     if max(k, nprobe) > MOST:
         log.info("searching on the CPU: k=%d nprobe=%d above %d", k, nprobe, MOST)
         return None
-    if num_gpus() > 1 and _needs_lists_on_gpus(index):
-        log.info("searching on the CPU: on several GPUs faiss has no SQ lists that a graph finds")
-        return None
     options = faiss.GpuMultipleClonerOptions()  # type: ignore[attr-defined, unused-ignore]
     options.shard = True  # each GPU has a part of every list
-    options.allowCpuCoarseQuantizer = True  # a graph finds the lists on the CPU
     try:
-        copy = faiss.index_cpu_to_all_gpus(index, co=options)
+        with _lists_compared(index):
+            copy = faiss.index_cpu_to_all_gpus(index, co=options)
     except RuntimeError as error:
         log.warning("searching on the CPU: faiss has no GPU index of it: %s", error)
         return None
@@ -78,13 +77,23 @@ def copied(index: Any, k: int, nprobe: int) -> OnGpus | None:
     return OnGpus(copy)
 
 
-def _needs_lists_on_gpus(index: Any) -> bool:
-    """Whether faiss refuses a graph over the lists. With several GPUs it does so in a thread of its
-    own, where the error ends the process."""
+@contextmanager
+def _lists_compared(index: Any) -> Iterator[None]:
+    """Give an inverted file whose lists a graph finds, which no GPU can search, their plain centers
+    meanwhile."""
     lists: Any = faiss.try_extract_index_ivf(index)
-    if not isinstance(lists and faiss.downcast_index(lists), faiss.IndexIVFScalarQuantizer):
-        return False
-    return not isinstance(faiss.downcast_index(lists.quantizer), faiss.IndexFlat)
+    graph: Any = lists and faiss.downcast_index(lists.quantizer)
+    if not isinstance(graph, faiss.IndexHNSW):
+        yield
+        return
+    is_own, plain = lists.own_fields, faiss.IndexFlat(graph.d, graph.metric_type)
+    plain.add(graph.reconstruct_n(0, graph.ntotal))
+    lists.own_fields, lists.quantizer = False, plain
+    try:
+        yield
+    finally:
+        lists.quantizer, lists.own_fields = graph, is_own
+        graph.this.disown()  # type: ignore[attr-defined, unused-ignore] # the inverted file's again
 
 
 def _is_on_gpus(copy: Any) -> bool:

@@ -118,32 +118,25 @@ def test_a_copy_is_on_gpus_if_all_its_parts_are(
         assert (copied(index, 5, 0) is not None) == is_copied
 
 
-def test_lists_of_8_bits_that_a_graph_finds_are_not_given_to_several_gpus(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("index_str", ["IVF16_HNSW4,SQ8", "RR16,IVF16_HNSW4,Flat"])
+def test_a_copy_compares_all_lists_where_the_index_has_a_graph(
+    monkeypatch: pytest.MonkeyPatch, index_str: str
 ) -> None:
-    caplog.set_level("INFO")
-    with_gpus(monkeypatch, lambda index, co: faiss.clone_index(index))
-    index = faiss_index.create(16, "IVF16_HNSW4,SQ8")
-    assert copied(index, 5, 4) is None
-    assert "faiss has no SQ lists that a graph finds" in caplog.text
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
-    assert copied(index, 5, 4) is not None
-
-
-@pytest.mark.parametrize("ef_search", [1, 64])
-def test_the_graph_of_a_copy_considers_as_many_lists_as_that_of_the_index(
-    monkeypatch: pytest.MonkeyPatch, ef_search: int
-) -> None:
-    index = faiss_index.create(16, "IVF16_HNSW4,Flat")
+    index = faiss_index.create(16, index_str)
     faiss_index.train(index, VECTORS)
     faiss_index.add_codes(index, faiss_index.encode(index, VECTORS))
+    before = faiss_index.search(index, VECTORS[:50], 5, 4, 64)
     with_gpus(monkeypatch, lambda index, co: faiss.clone_index(index))
-    on_gpus = Shards((index,)).on_gpus(5, 4, ef_search)
+    on_gpus = Shards((index,)).on_gpus(5, 4, 64)
     assert on_gpus is not None
-    graph = faiss.downcast_index(faiss_index.inverted_file(on_gpus.copy).quantizer).hnsw
-    assert graph.efSearch == max(ef_search, 4)
-    wanted = faiss_index.search(index, VECTORS[:50], 5, 4, ef_search)
-    np.testing.assert_array_equal(on_gpus.search(VECTORS[:50], 5)[1], wanted[1])
+    of_copy, of_index = (
+        faiss.downcast_index(faiss.try_extract_index_ivf(x).quantizer)  # type: ignore[union-attr]
+        for x in (on_gpus.copy, index)
+    )
+    assert isinstance(of_copy, faiss.IndexFlat)
+    assert isinstance(of_index, faiss.IndexHNSW)
+    np.testing.assert_array_equal(on_gpus.search(VECTORS[:50], 5)[1], before[1])
+    np.testing.assert_array_equal(faiss_index.search(index, VECTORS[:50], 5, 4, 64)[1], before[1])
 
 
 def test_shards_in_files_of_their_own_are_searched_on_the_cpu(
