@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from tests.ports import free_port
+
 STORE = Path(__file__).parents[1] / "deploy/dev/store.py"
 START_SECONDS = 30
 
@@ -19,9 +21,7 @@ START_SECONDS = 30
 @contextmanager
 def dev_store(output: IO[str] | int = subprocess.DEVNULL, **environment: str) -> Iterator[str]:
     """Its address. output: where it prints to. environment: variables of its process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, str(STORE), "127.0.0.1", str(port)]
     with subprocess.Popen(
         command, env={**os.environ, **environment}, stdout=output, stderr=output

@@ -49,13 +49,6 @@ def reaches(address: str, port: int) -> bool:
     return True
 
 
-def free_port() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _sockets(process: int) -> Iterator[str]:
     try:
         names = os.listdir(f"/proc/{process}/fd")

@@ -18,7 +18,8 @@ from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.slurm.script import render_slurm
 from flows.backends.spec import LaunchSpec, Resources
-from tests.security.listeners import beyond_loopback, free_port, listeners, reaches
+from tests.ports import free_port
+from tests.security.listeners import beyond_loopback, listeners, reaches
 from tests.stages.pretrain_runs import write_documents
 from trainyard.parallel.rendezvous import INTERFACES, open_store, store_prefix
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.stages.directly import run_process, torchrun
 from tests.stages.test_megatron_door import LINES, NAMES, OF_OTHER_SCRIPTS
 from tests.stages.test_megatron_door import SMALL as SMALL_MODEL
@@ -304,10 +304,3 @@ def test_the_guides_program_runs_on_two_hosts(tmp_path: Path) -> None:
     said = [host.communicate(timeout=400)[0] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], said
     assert "iteration        2/       2 | consumed samples:" in "".join(said)
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-        return port

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.ports import free_port
 from tests.stages.directly import run_process, torchrun
 from tests.stages.pretrain_runs import flags, ledger, write_documents
 from trainyard.testing.kill import Zygote
@@ -128,12 +129,6 @@ def test_options_that_do_not_fit_are_refused_before_any_work(
 
 
 # --- ranks that a launcher started --------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

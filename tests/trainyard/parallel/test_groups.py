@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.ports import free_port
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import ParallelDims
@@ -131,12 +132,6 @@ def test_partial_gradients_are_added_up_and_others_left(ranks: RankPool, tp: int
 
 
 # --- joining ----------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:

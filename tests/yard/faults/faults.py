@@ -18,6 +18,7 @@ import numpy as np
 
 from flows.server.ephemeral import EphemeralServer
 from tests.dev_store import dev_store
+from tests.ports import free_port
 from tests.yard.yard import HEADLINE, Yard
 from trainyard.corpus.indexed import IndexedWriter
 
@@ -185,13 +186,6 @@ def closed_store(folder: Path) -> Iterator[dict[str, str]]:
             "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
             "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
         }
-
-
-def free_port() -> int:
-    """A free port of localhost."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def answers(port: int) -> bool:

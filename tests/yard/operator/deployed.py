@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.cli.run_flow import ENVIRONMENT
-from tests.yard.faults.faults import PASSWORD, free_port
+from tests.ports import free_port
+from tests.yard.faults.faults import PASSWORD
 from tests.yard.yard import Yard
 
 START_SECONDS = 90

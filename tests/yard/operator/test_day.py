@@ -20,8 +20,9 @@ import pytest
 
 from flows.server.home import PASSWORD, URL
 from tests import browser
+from tests.ports import free_port
 from tests.security.attacks import Target
-from tests.yard.faults.faults import free_port, plan, steps, training
+from tests.yard.faults.faults import plan, steps, training
 from tests.yard.operator.browser import GENERATIONS, Form, browser_page
 from tests.yard.operator.deployed import ENDED, WholeServer, comes, pids, register, working
 from tests.yard.operator.scheduled import ARRIVALS, ONE_AT_A_TIME, every, first_of
