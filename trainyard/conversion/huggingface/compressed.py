@@ -1,10 +1,10 @@
 """Weights in 8 bits: in the layout `compressed-tensors`, which vLLM and `transformers` load, or for
-int8 in that of ModelOpt, which TensorRT-LLM loads.
+int8 under the configuration of ModelOpt, which TensorRT-LLM loads.
 
     fp8   format "float-quantized": X.weight float8_e4m3fn (out, in), X.weight_scale
     int8  format "pack-quantized":  X.weight_packed int32 (out, in / 4), X.weight_scale,
                                     X.weight_shape int64 (2), the shape before packing
-    int8  of ModelOpt, "W8A16":     X.weight int8 (out, in), X.weight_scale (out)
+    int8  ModelOpt's "W8A16":       X.weight int8 (out, in), X.weight_scale (out)
 
 weight = number x scale. A scale is (out, 1), of each output channel, or (1), of the whole matrix;
 it has the number format of the weight before, which what reads the folder computes in. Scales map
