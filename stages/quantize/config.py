@@ -16,8 +16,8 @@ OVERLAPPING = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeConfig:
-    """Write a checkpoint with weights in 8 bits, as a Hugging Face folder that vLLM and
-    `transformers` load (format compressed-tensors). Embeddings, norms and the output layer stay."""
+    """Write a checkpoint with weights in 8 bits, as a Hugging Face folder that vLLM, TensorRT-LLM
+    and `transformers` load. Embeddings, norms and the output layer stay."""
 
     load_dir: str = location()
     """Checkpoint to read: a run folder (its latest step), a step folder, or the folder of another
@@ -28,6 +28,9 @@ class QuantizeConfig:
     """fp8: e4m3 weights, and inputs cast while the model runs. int8: weights alone."""
     strategy: Literal["channel", "tensor"] = "channel"
     """A scale for each output channel, or with fp8 for each matrix."""
+    layout: Literal["compressed-tensors", "modelopt"] | None = None
+    """compressed-tensors (unset: this): for vLLM and `transformers`, and with fp8 for TensorRT-LLM.
+    modelopt: int8 for TensorRT-LLM."""
     num_shards: int = 1
     """Files of weights."""
     valid_data: str | None = location(None)
@@ -48,6 +51,11 @@ class QuantizeConfig:
             raise ConfigError(
                 f"--strategy {self.strategy}: int8 weights have a scale for each output channel; "
                 "give --strategy channel"
+            )
+        if self.method == "fp8" and self.layout == "modelopt":
+            raise ConfigError(
+                "--layout modelopt is of int8 weights, and --method is fp8; leave --layout out: "
+                "TensorRT-LLM reads fp8 weights as compressed-tensors"
             )
         self.evaluation()
 

@@ -13,7 +13,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.urls import is_hidden
 from trainyard.checkpoint.stored_step import StoredStep, check_step
 from trainyard.conversion.detect import loader_for, refuse_unfit
-from trainyard.conversion.huggingface.compressed import Quantization
+from trainyard.conversion.huggingface.compressed import MODELOPT_CONFIG, Quantization
 from trainyard.conversion.huggingface.folder import write_hf_folder
 from trainyard.conversion.loaders import open_source
 from trainyard.conversion.write_native import check_source
@@ -27,7 +27,8 @@ from trainyard.parallel.groups import ALONE
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", MODELOPT_CONFIG)
+"""How the names of files end by which loaders find weights and their format."""
 
 
 def run(config: QuantizeConfig, stage: StageRun) -> dict[str, Any]:
@@ -37,7 +38,9 @@ def run(config: QuantizeConfig, stage: StageRun) -> dict[str, Any]:
     if loader == "trainyard":
         check_step(config.load_dir, "--load-dir", also=StoredStep.tokenizer_files)
     refuse_strangers(config, stage)
-    quantization = Quantization(config.method, config.strategy)
+    quantization = Quantization(
+        config.method, config.strategy, config.layout or "compressed-tensors"
+    )
     with open_source(config.load_dir, loader) as source:
         check_source(source)
         sizes = [spec.size_bytes for n, spec in source.specs.items() if n.startswith("model.")]
@@ -48,7 +51,9 @@ def run(config: QuantizeConfig, stage: StageRun) -> dict[str, Any]:
     metrics: dict[str, Any] = {"bytes_before": sum(sizes), "bytes_after": sum(written)}
     if config.valid_data is not None:
         metrics |= perplexities(config, stage)
-    options = {"method": config.method, "strategy": config.strategy}
+    options: dict[str, str] = {"method": config.method, "strategy": config.strategy}
+    if config.layout is not None:
+        options["layout"] = config.layout
     document = {"format_version": FORMAT_VERSION, "step": step, **options, **metrics}
     stage.write_json("quantization.json", document)
     log.info("quantized %s", " ".join(f"{key}={value:.6g}" for key, value in metrics.items()))

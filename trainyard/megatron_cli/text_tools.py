@@ -67,6 +67,11 @@ OF_REQUESTS = (
 )
 OF_GRAPHS = "cuda-graph-impl inference-cuda-graph-* decode-only-cuda-graphs"
 
+KEPT_BEGINNINGS = (
+    "keys of known beginnings of prompts are used again unless --disable-prefix-caching",
+    "inference-dynamic-batching-prefix-caching inference-dynamic-batching-prefix-caching-*",
+)
+
 OF_BATCHES = {
     "inference-max-batch-size": "inference-max-requests",
     "max-batch-size": "inference-max-requests",
@@ -97,6 +102,7 @@ BENCHMARK = Tool(
             """,
         ),
         ("prompts are cut into chunks unless --disable-chunked-prefill", "enable-chunked-prefill"),
+        KEPT_BEGINNINGS,
         (
             "graphs are recorded by --inference-dynamic-batching-num-cuda-graphs",
             "inference-cuda-graph-* decode-only-cuda-graphs",
@@ -201,6 +207,7 @@ SERVE = Tool(
             """,
         ),
         ("prompts are cut into chunks unless --disable-chunked-prefill", "enable-chunked-prefill"),
+        KEPT_BEGINNINGS,
         (
             "each request says it",
             """

@@ -233,6 +233,17 @@ def test_commands_that_generate_say_why_they_ignore_what_is_not_of_training_alon
         assert remark.endswith(reason)
 
 
+def test_a_switch_for_what_an_engine_does_anyway_is_named_so() -> None:
+    for stage in ("benchmark", "serve"):
+        for flag, off in (
+            ("enable-chunked-prefill", "--disable-chunked-prefill"),
+            ("inference-dynamic-batching-prefix-caching", "--disable-prefix-caching"),
+        ):
+            (remark,) = understand([f"--{flag}"], KNOWN[stage], {}).remarks
+            assert remark.startswith(f"--{flag}: ignored: ")
+            assert remark.endswith(f"unless {off}")
+
+
 def test_quotes_that_a_script_left_are_taken_off() -> None:
     words = ["--split", "'99,1,0'", "--data-path", '"a"', "b's"]
     assert understand(words, PRETRAIN, {}).arguments == [

@@ -1,15 +1,17 @@
-"""Weights in 8 bits, in the format `compressed-tensors`, which vLLM and `transformers` load.
+"""Weights in 8 bits: in the layout `compressed-tensors`, which vLLM and `transformers` load, or for
+int8 under the configuration of ModelOpt, which TensorRT-LLM loads.
 
     fp8   format "float-quantized": X.weight float8_e4m3fn (out, in), X.weight_scale
     int8  format "pack-quantized":  X.weight_packed int32 (out, in / 4), X.weight_scale,
                                     X.weight_shape int64 (2), the shape before packing
+    int8  ModelOpt's "W8A16":       X.weight int8 (out, in), X.weight_scale (out)
 
 weight = number x scale. A scale is (out, 1), of each output channel, or (1), of the whole matrix;
 it has the number format of the weight before, which what reads the folder computes in. Scales map
 the largest magnitude to the largest number, so they need no data. Four numbers of 8 bits are packed
 into 32, the first one into the lowest bits, each as number + 128. With fp8, inputs are cast too,
 each token with a scale of its own while the model runs. Embeddings, norms and the output layer stay
-as they are."""
+as they are. TensorRT-LLM reorders numbers for its kernels while it loads them."""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ from trainyard.errors import ArtifactError, ConfigError
 
 Method = Literal["fp8", "int8"]
 Strategy = Literal["channel", "tensor"]
+Layout = Literal["compressed-tensors", "modelopt"]
 
 FORMATS: dict[Method, str] = {"fp8": "float-quantized", "int8": "pack-quantized"}
 FP8 = torch.float8_e4m3fn
@@ -36,6 +39,13 @@ LARGEST: dict[Method, float] = {"fp8": torch.finfo(FP8).max, "int8": 127.0}
 OFFSET = 128
 IN_WORD = 4
 """Numbers of 8 bits in 32."""
+
+MODELOPT_CONFIG = "hf_quant_config.json"
+"""Where TensorRT-LLM looks for the algorithm, before config.json."""
+MODELOPT_INT8 = "W8A16"
+IN_ROWS, OUT_ROWS = 16, 8
+"""What divides the inputs and outputs of a matrix that TensorRT-LLM reorders
+(`preprocess_weights_for_mixed_gemm`)."""
 
 WEIGHT, PACKED, SCALE, SHAPE = ".weight", ".weight_packed", ".weight_scale", ".weight_shape"
 
@@ -51,6 +61,7 @@ class Quantization:
 
     method: Method
     strategy: Strategy = "channel"
+    layout: Layout = "compressed-tensors"
 
     def __post_init__(self) -> None:
         """Refuse what no loader reads."""
@@ -58,6 +69,15 @@ class Quantization:
             raise ConfigError(
                 "int8 weights have a scale for each output channel; give --strategy channel"
             )
+        if self.method == "fp8" and self.layout != "compressed-tensors":
+            raise ConfigError(f"--layout {self.layout} is of int8 weights; give --method int8")
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """Of the names of the tensors that store a matrix."""
+        if self.method == "fp8" or self.layout == "modelopt":
+            return WEIGHT, SCALE
+        return PACKED, SCALE, SHAPE
 
     def targets(self, wanted: Sequence[Target], architecture: str) -> list[Target]:
         """Every tensor of the folder, the parts of one matrix after each other. ConfigError for a
@@ -82,9 +102,7 @@ class Quantization:
                 lambda ours: self.quantized(target.convert(ours))[ending],
             )
 
-        return [part(WEIGHT if self.method == "fp8" else PACKED), part(SCALE)] + (
-            [part(SHAPE)] if self.method == "int8" else []
-        )
+        return [part(ending) for ending in self.endings]
 
     def quantized(self, weight: Tensor) -> dict[str, Tensor]:
         """The tensors of a matrix (out, in), by the endings of their names."""
@@ -97,11 +115,16 @@ class Quantization:
         numbers = (exact / scale.float()).clamp(-largest, largest)
         if self.method == "fp8":
             return {WEIGHT: numbers.to(FP8), SCALE: scale}
-        packed = pack(numbers.round().to(torch.int8))
-        return {PACKED: packed, SCALE: scale, SHAPE: torch.tensor(weight.shape)}
+        whole = numbers.round().to(torch.int8)
+        if self.layout == "modelopt":
+            check_reordered(weight)
+            return {WEIGHT: whole, SCALE: scale.flatten()}
+        return {PACKED: pack(whole), SCALE: scale, SHAPE: torch.tensor(weight.shape)}
 
     def document(self) -> dict[str, Any]:
         """`quantization_config` of config.json."""
+        if self.layout == "modelopt":
+            return {"quant_method": "modelopt", "quant_algo": MODELOPT_INT8, "ignore": ["lm_head"]}
         common = {"num_bits": 8, "symmetric": True, "group_size": None, "block_structure": None}
         kind = "float" if self.method == "fp8" else "int"
         weights = {**common, "type": kind, "strategy": self.strategy, "dynamic": False}
@@ -120,6 +143,27 @@ class Quantization:
             "ignore": ["lm_head"],
             "kv_cache_scheme": None,
         }
+
+
+def modelopt_document() -> dict[str, Any]:
+    """hf_quant_config.json of int8 weights."""
+    return {
+        "quantization": {
+            "quant_algo": MODELOPT_INT8,
+            "kv_cache_quant_algo": None,
+            "exclude_modules": ["lm_head"],
+        }
+    }
+
+
+def check_reordered(weight: Tensor) -> None:
+    """ConfigError for a matrix (out, in) whose numbers TensorRT-LLM cannot reorder."""
+    out, size = weight.shape
+    if out % OUT_ROWS or size % IN_ROWS:
+        raise ConfigError(
+            f"a matrix of {out} outputs and {size} inputs is not stored with --layout modelopt: "
+            f"TensorRT-LLM takes multiples of {OUT_ROWS} and {IN_ROWS}; use --method fp8"
+        )
 
 
 def pack(numbers: Tensor) -> Tensor:
@@ -151,6 +195,14 @@ def read_quantization(document: Any, where: str) -> Quantization | None:
     """That of a config.json, or None for weights as they are. ConfigError for one that this module
     does not write."""
     found: Any = document.get("quantization_config") if isinstance(document, dict) else None
+    if isinstance(found, dict) and found.get("quant_method") == "modelopt":
+        algorithm = found.get("quant_algo")
+        if algorithm != MODELOPT_INT8:
+            raise ConfigError(
+                f"{where}: ModelOpt's {algorithm!r:.40} is not read, only {MODELOPT_INT8}; "
+                "convert the model before it is quantized"
+            )
+        return Quantization("int8", "channel", "modelopt")
     if not isinstance(found, dict) or found.get("quant_method") != "compressed-tensors":
         return None
     groups = found.get("config_groups")
@@ -187,7 +239,7 @@ class DequantizedWeights:
         """Name of the numbers, by that of the matrix."""
         specs = dict(files.specs)
         for name, spec in files.specs.items():
-            if name.endswith(PACKED) or spec.dtype == "F8_E4M3":
+            if name.endswith(PACKED) or spec.dtype in ("F8_E4M3", "I8"):
                 self._add(name, specs, url)
         self.specs: Mapping[str, TensorSpec] = specs
 
@@ -201,7 +253,7 @@ class DequantizedWeights:
                 f"{url}: {stored} is {numbers.dtype} {list(numbers.shape)}, no matrix of 8 bits"
             )
         out, size = numbers.shape
-        fits = scale is not None and scale.shape in ((out, 1), (1,), ())
+        fits = scale is not None and scale.shape in ((out, 1), (out,), (1,), ())
         if not fits or scale is None or scale.dtype not in ("F32", "BF16", "F16"):
             raise ArtifactError(f"{url}: {stem}{SCALE} does not fit to {stored}, or is missing")
         if stem + WEIGHT in specs:
@@ -218,7 +270,8 @@ class DequantizedWeights:
         numbers = self._files.read(stored)
         if stored.endswith(PACKED):
             numbers = unpack(numbers)
-        return (numbers.float() * scale.float()).to(DTYPES[self.specs[name].dtype])
+        scales = scale.float().reshape(-1, 1)
+        return (numbers.float() * scales).to(DTYPES[self.specs[name].dtype])
 
     def close(self) -> None:
         """Close the files."""

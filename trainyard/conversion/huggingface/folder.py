@@ -22,7 +22,11 @@ from trainyard.checkpoint.reshard import OpenFile
 from trainyard.checkpoint.safetensors.file import DTYPE_NAMES, DTYPES, write_tensors
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.huggingface.architecture import architecture
-from trainyard.conversion.huggingface.compressed import Quantization
+from trainyard.conversion.huggingface.compressed import (
+    MODELOPT_CONFIG,
+    Quantization,
+    modelopt_document,
+)
 from trainyard.conversion.huggingface.config import model_document
 from trainyard.conversion.huggingface.to_hf import Target, targets
 from trainyard.conversion.source import Source, generation_of
@@ -72,6 +76,8 @@ def write_hf_folder(
     document = model_document(source.config, source.padded_vocab_size, dtype)
     if quantization is not None:
         document["quantization_config"] = quantization.document()
+        if quantization.layout == "modelopt":
+            _write_json(open_file, MODELOPT_CONFIG, modelopt_document())
     _write_json(open_file, "config.json", document | special)
     _write_json(open_file, "generation_config.json", generation)
     if tokenizer is None:

@@ -15,6 +15,7 @@ from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.artifacts import store
 from trainyard.checkpoint.safetensors.file import TensorFile
 from trainyard.conversion.huggingface.compressed import (
+    Layout,
     Method,
     Quantization,
     Strategy,
@@ -43,23 +44,36 @@ MODEL = GPTConfig(
 )
 """A Llama."""
 
-KINDS: list[tuple[Method, Strategy]] = [("fp8", "channel"), ("fp8", "tensor"), ("int8", "channel")]
+Kind = tuple[Method, Strategy, Layout]
+VLLM: Layout = "compressed-tensors"
+TENSORRT: Kind = ("int8", "channel", "modelopt")
+KINDS: list[Kind] = [
+    ("fp8", "channel", VLLM),
+    ("fp8", "tensor", VLLM),
+    ("int8", "channel", VLLM),
+    TENSORRT,
+]
 
-PARAMETERS: dict[Method, dict[str, tuple[str, Any]]] = {
+PARAMETERS: dict[tuple[Method, Layout], dict[str, tuple[str, Any]]] = {
     # What vLLM's schemes W8A8Fp8 and WNA16 of `compressed_tensors` register for a linear layer.
-    "fp8": {"weight": ("F8_E4M3", lambda o, i: (o, i)), "weight_scale": ("F32", None)},
-    "int8": {
+    ("fp8", VLLM): {"weight": ("F8_E4M3", lambda o, i: (o, i)), "weight_scale": ("F32", None)},
+    ("int8", VLLM): {
         "weight_packed": ("I32", lambda o, i: (o, i // 4)),
         "weight_scale": ("F32", None),
         "weight_shape": ("I64", lambda o, i: (2,)),
+    },
+    # What `WeightOnlyQuantLinearMethod` of TensorRT-LLM's `_torch/modules/linear.py` loads.
+    ("int8", "modelopt"): {
+        "weight": ("I8", lambda o, i: (o, i)),
+        "weight_scale": ("F32", lambda o, i: (o,)),
     },
 }
 
 
 def dequantized(weight: torch.Tensor, kind: Quantization) -> torch.Tensor:
     parts = kind.quantized(weight)
-    numbers = parts[".weight"] if kind.method == "fp8" else unpack(parts[".weight_packed"])
-    return numbers.float() * parts[".weight_scale"].float()
+    numbers = parts[".weight"] if ".weight" in parts else unpack(parts[".weight_packed"])
+    return numbers.float() * parts[".weight_scale"].float().reshape(-1, 1)
 
 
 @settings(max_examples=15, deadline=None)
@@ -70,8 +84,9 @@ def dequantized(weight: torch.Tensor, kind: Quantization) -> torch.Tensor:
     seed=st.integers(0, 1000),
 )
 def test_errors_are_within_half_a_step_of_the_format(
-    rows: list[float], kind: tuple[Method, Strategy], dtype: torch.dtype, seed: int
+    rows: list[float], kind: Kind, dtype: torch.dtype, seed: int
 ) -> None:
+    rows = (rows * 8)[:8]  # as many as every layout takes
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.rand(len(rows), 16, generator=generator) * 2 - 1
     weight = (numbers * torch.tensor(rows).unsqueeze(1)).to(dtype)
@@ -127,11 +142,11 @@ def quantize(source: str, folder: Path, kind: Quantization) -> None:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_has_the_parameters_that_vllm_registers(
-    plain: str, tmp_path: Path, kind: tuple[Method, Strategy]
+def test_a_folder_has_the_parameters_that_loaders_register(
+    plain: str, tmp_path: Path, kind: Kind
 ) -> None:
-    method, strategy = kind
-    quantize(plain, tmp_path, Quantization(method, strategy))
+    method, strategy, layout = kind
+    quantize(plain, tmp_path, Quantization(*kind))
     found = {
         name: extent.spec
         for file in sorted(tmp_path.glob("*.safetensors"))
@@ -150,49 +165,94 @@ def test_a_folder_has_the_parameters_that_vllm_registers(
         for module, (out, size) in shapes.items():
             stem = f"model.layers.{layer}.{module}."
             names = {name.removeprefix(stem) for name in found if name.startswith(stem)}
-            assert names == PARAMETERS[method].keys()
-            for name, (dtype, shape) in PARAMETERS[method].items():
+            assert names == PARAMETERS[method, layout].keys()
+            for name, (dtype, shape) in PARAMETERS[method, layout].items():
                 of_scale = (out, 1) if strategy == "channel" else (1,)
                 wanted = of_scale if shape is None else shape(out, size)
                 assert (found[stem + name].dtype, found[stem + name].shape) == (dtype, wanted)
     assert found["lm_head.weight"].dtype == found["model.embed_tokens.weight"].dtype == "F32"
     document = json.loads((tmp_path / "config.json").read_text())
+    assert document["dtype"] == "float32"
+    assert read_quantization(document, "") == Quantization(*kind)
+    assert (tmp_path / "hf_quant_config.json").exists() == (layout == "modelopt")
+    if layout == "modelopt":
+        return
     config = document["quantization_config"]
     weights = config["config_groups"]["group_0"]["weights"]
     assert (config["quant_method"], config["ignore"]) == ("compressed-tensors", ["lm_head"])
     assert config["format"] == {"fp8": "float-quantized", "int8": "pack-quantized"}[method]
     assert (weights["num_bits"], weights["strategy"], weights["dynamic"]) == (8, strategy, False)
-    assert document["dtype"] == "float32"
-    assert read_quantization(document, "") == Quantization(method, strategy)
 
 
-def algorithm_of_tensorrt_llm(config: dict[str, Any]) -> str:
-    """What TensorRT-LLM's `_torch/quant_config_utils` makes of `quantization_config`."""
+def algorithm_of_tensorrt_llm(folder: Path) -> tuple[str, list[str]]:
+    """Algorithm and matrices left out, as TensorRT-LLM's `_torch/model_config.py` finds them:
+    hf_quant_config.json comes first, in ModelOpt's older form or the newer one of config.json."""
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    if (folder / "hf_quant_config.json").exists():
+        older = json.loads((folder / "hf_quant_config.json").read_text())["quantization"]
+        found = (older["quant_algo"], older["exclude_modules"])
+        # Where the two differ, it warns.
+        assert config["quant_method"] == "modelopt"
+        assert found == (config["quant_algo"], config["ignore"])
+        assert older["kv_cache_quant_algo"] is None
+        return found
     assert config["quant_method"] == "compressed-tensors"
     (group,) = config["config_groups"].values()
     weights, inputs = group["weights"], group["input_activations"]
     if inputs is None or weights["num_bits"] != 8 or weights["strategy"] != "channel":
-        return "not read"
+        return "not read", []
     assert inputs["strategy"] == "token"
-    return "FP8_PER_CHANNEL_PER_TOKEN"
+    return "FP8_PER_CHANNEL_PER_TOKEN", config["ignore"]
 
 
-def test_tensorrt_llm_reads_channels_of_fp8_alone() -> None:
-    """Its linear layer of that kind loads `weight` and `weight_scale`, flattened, under the names
-    that vLLM registers."""
-    found = {kind: algorithm_of_tensorrt_llm(Quantization(*kind).document()) for kind in KINDS}
-    assert found == {
-        ("fp8", "channel"): "FP8_PER_CHANNEL_PER_TOKEN",
-        ("fp8", "tensor"): "not read",
-        ("int8", "channel"): "not read",
-    }
+@pytest.mark.few_cases(1)
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [
+        (TENSORRT, "W8A16"),
+        (("fp8", "channel", VLLM), "FP8_PER_CHANNEL_PER_TOKEN"),
+        (("fp8", "tensor", VLLM), "not read"),
+        (("int8", "channel", VLLM), "not read"),
+    ],
+)
+def test_tensorrt_llm_reads_channels_of_fp8_and_modelopts_int8(
+    plain: str, tmp_path: Path, kind: Kind, algorithm: str
+) -> None:
+    """Its linear layer of FP8 loads `weight` and `weight_scale`, flattened, under the names that
+    vLLM registers; that of int8 the tensors of the test above."""
+    quantize(plain, tmp_path, Quantization(*kind))
+    ignored = [] if algorithm == "not read" else ["lm_head"]
+    assert algorithm_of_tensorrt_llm(tmp_path) == (algorithm, ignored)
+
+
+def test_tensorrt_llm_computes_with_these_numbers_and_scales(plain: str, tmp_path: Path) -> None:
+    """Its load of fused queries, keys and values: `weight` and `weight_scale` of each one after
+    the other, (in, out) int8 and (out), then input @ weight * scale. (Before, it orders the numbers
+    as its kernel reads them, by `preprocess_weights_for_mixed_gemm`.)"""
+    quantize(plain, tmp_path, Quantization(*TENSORRT))
+    with open_source(plain, "hf") as source:
+        ours = source.read("model.decoder.layers.0.self_attention.linear_qkv.weight")
+    files = [TensorFile(str(file)) for file in sorted(tmp_path.glob("*.safetensors"))]
+    stored = {name: file.read(name) for file in files for name in file.extents}
+    stems = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
+    fused = torch.cat([stored[f"{stem}.weight"] for stem in stems]).T.contiguous()
+    scale = torch.cat([stored[f"{stem}.weight_scale"] for stem in stems])
+    assert (fused.dtype, fused.shape, scale.shape) == (torch.int8, (32, 64), (64,))
+    assert fused.shape[0] % 16 == 0
+    assert fused.shape[1] % 8 == 0
+    given = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    product = (given @ fused.float()) * scale
+    # Our matrix has the heads of each group together: two groups of two queries, a key, a value.
+    grouped = ours.view(2, 4, 8, 32)
+    wanted = torch.cat(
+        [grouped[:, :2].flatten(0, 2), *(grouped[:, i].flatten(0, 1) for i in (2, 3))]
+    )
+    torch.testing.assert_close(product, given @ wanted.T, atol=0.02, rtol=0.02)
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
-def test_our_reader_gives_number_times_scale(
-    plain: str, tmp_path: Path, kind: tuple[Method, Strategy]
-) -> None:
+def test_our_reader_gives_number_times_scale(plain: str, tmp_path: Path, kind: Kind) -> None:
     quantization = Quantization(*kind)
     quantize(plain, tmp_path, quantization)
     with open_source(plain, "hf") as before, open_source(str(tmp_path), "hf") as after:
@@ -211,8 +271,16 @@ def test_our_reader_gives_number_times_scale(
 def test_what_no_loader_reads_is_refused(tmp_path: Path, plain: str) -> None:
     with pytest.raises(ConfigError, match="give --strategy channel"):
         Quantization("int8", "tensor")
+    with pytest.raises(ConfigError, match="--layout modelopt is of int8 weights"):
+        Quantization("fp8", "channel", "modelopt")
     with pytest.raises(ConfigError, match="a matrix of 6 inputs is not stored in int8"):
         pack(torch.zeros(2, 6, dtype=torch.int8))
+    for shape in ((8, 24), (12, 16)):
+        with pytest.raises(ConfigError, match=f"a matrix of {shape[0]} outputs and {shape[1]} in"):
+            Quantization(*TENSORRT).quantized(torch.zeros(shape))
+    other = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    with pytest.raises(ConfigError, match="ModelOpt's 'NVFP4' is not read, only W8A16"):
+        read_quantization(other, "config.json")
     with pytest.raises(ConfigError, match="a GPT2LMHeadModel is not quantized"):
         Quantization("fp8").targets([], "GPT2LMHeadModel")
     quantize(plain, tmp_path, Quantization("fp8"))
