@@ -154,7 +154,7 @@ class Compiler:
 @contextmanager
 def patched_compiler(compiler: Compiler) -> Iterator[None]:
     """torch.compile with that compiler, without caches and without a build of any kernel."""
-    from torch._inductor import async_compile, compile_fx, config
+    from torch._inductor import async_compile, compile_fx, config, cpp_builder
 
     alone = partial(compile_fx.compile_fx, inner_compile=compiler.compile)
     settings = {"force_disable_caches": True, "cpp.vec_isa_ok": False, "cpp.threads": 1}
@@ -163,6 +163,9 @@ def patched_compiler(compiler: Compiler) -> Iterator[None]:
         config.patch(settings),
         mock.patch.object(compile_fx, "compile_fx", alone),
         mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", return_value=None),
+        # Both look for a compiler, which need not be there.
+        mock.patch.object(cpp_builder, "is_msvc_cl", return_value=False),
+        mock.patch.object(cpp_builder, "is_gcc", return_value=False),
     ):
         yield
     torch._dynamo.reset()
