@@ -33,7 +33,7 @@ import numpy as np
 from benchmarks import megatron_peer
 from benchmarks.energy import joules
 from benchmarks.figures import Record, gpu_state
-from benchmarks.kernel_table import kernel_table, markdown, read_trace
+from benchmarks.kernel_table import KernelTable, kernel_table, markdown, read_trace
 from benchmarks.shapes import SHAPES, Shape, share_of_peak
 from trainyard.corpus.indexed import IndexedWriter
 
@@ -163,13 +163,13 @@ def measure_stage(
     }
 
 
-def profiled(trace: Path) -> str:
-    """The table of a trace, which is also written beside it."""
+def profiled(trace: Path) -> tuple[KernelTable, str]:
+    """(the table of a trace, its text); both are also written beside it."""
     table = kernel_table(read_trace(trace))
     text = f"{markdown(table)}\n\nTrace: {trace}"
     trace.with_name("kernels.md").write_text(f"{text}\n")
     trace.with_name("kernels.json").write_text(json.dumps(table.document(), indent=1) + "\n")
-    return text
+    return table, text
 
 
 def measure_peer(words: list[str]) -> dict[str, float]:
@@ -270,16 +270,18 @@ def main() -> None:
         ours, trace = measure_ours(shape, args, folder, extra + fp8)
         record.add(f"ours {name}", cells(ours), {**case, **ours})
         if trace is not None:
-            tables.append(f"## {name}, {layout}\n\n{profiled(trace)}\n")
-            record.add(f"profile {name}", str(trace.with_name("kernels.md")), case)
+            table, text = profiled(trace)
+            tables.append(f"## {name}, {layout}\n\n{text}\n")
+            kept = {**case, "trace": str(trace), "kernels": table.document()}
+            record.add(f"profile {name}", str(trace.with_name("kernels.md")), kept)
         rate = ours["tokens_per_second"]
         beside = [
             "" if peer is None else f"{cells(peer)}: {rate / peer['tokens_per_second']:.2f}x"
             for peer in peers
         ]
         print(f"| {name} | {layout} | {cells(ours)} | {' | '.join(beside)} |", flush=True)
-    for table in tables:
-        print(f"\n{table}")
+    for text in tables:
+        print(f"\n{text}")
 
 
 if __name__ == "__main__":

@@ -144,6 +144,7 @@ def test_groups_of_kernels(name: str, op: str, group: str) -> None:
     assert group_of(name, op) == group
 
 
+@pytest.mark.slow
 def test_a_trace_of_a_cpu_is_read(tmp_path: Path) -> None:
     x, weight, bias = torch.ones(32, 16), torch.ones(64, 16), torch.ones(64)
     with torch.profiler.profile(record_shapes=True) as profiler:
