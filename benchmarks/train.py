@@ -3,12 +3,15 @@
     python -m benchmarks.train                                one GPU, every shape
     python -m benchmarks.train gpt-1.3b --layout tp2 --gpus 2
     python -m benchmarks.train llama-8b-half --fp8-format e4m3 --fp8-recipe blockwise
+    python -m benchmarks.train gpt-1.3b --profile --json FILE
 
 Options that it does not have itself go to the stage.
 Each row is one run of `stages.pretrain` over token files that are made first (random tokens, so
 that the loss stays where it begins and nothing is learnt), medians of the steps after the first
 ten; the peer is `benchmarks.plain_torch` in a process of its own, on the same GPU, before it. It
-computes in bf16, so it is no peer with --fp8-format.
+computes in bf16, so it is no peer with --fp8-format. Each figure is told on stderr at once.
+With --profile the run takes three steps more, under torch's profiler; the table of their kernels
+(`benchmarks.kernel_table`) follows, and lies beside the trace as kernels.md and kernels.json.
 Memory is the peak of torch's allocator on the first rank, and in brackets what `stages.plan` says
 as a share of it, where it counts the tensors of the shape."""
 
@@ -29,11 +32,17 @@ import numpy as np
 
 from benchmarks import megatron_peer
 from benchmarks.energy import joules
+from benchmarks.figures import Record, gpu_state
+from benchmarks.kernel_table import KernelTable, kernel_table, markdown, read_trace
 from benchmarks.shapes import SHAPES, Shape, share_of_peak
 from trainyard.corpus.indexed import IndexedWriter
 
 STEPS, WARMUP = 30, 10
+PROFILED = 3
+"""Steps after these, with --profile."""
 LOGGED = re.compile(r"iteration +(\d+)/")
+
+PEERS = {"plain": "plain torch loop", "megatron": "Megatron-Core"}
 
 LAYOUTS: dict[str, list[str]] = {
     "": [],
@@ -69,6 +78,14 @@ def batch_size(shape: Shape, layout: str, gpus: int, accumulate: int) -> int:
     """Samples of a step."""
     shards = 2 if layout in ("tp2", "pp2", "cp2") else 1
     return shape.mbs * accumulate * gpus // shards
+
+
+def profile_flags(save: Path) -> tuple[list[str], Path]:
+    """(flags of the stage that profile the steps after the timed ones, the trace of rank 0)."""
+    first, last = STEPS + WARMUP, STEPS + WARMUP + PROFILED
+    flags = ["--train-iters", str(last), "--profile", "--use-pytorch-profiler"]
+    flags += ["--profile-step-start", str(first), "--profile-step-end", str(last)]
+    return flags, save / "logs" / f"profile-rank0000-steps-{first + 1}-{last}.json.gz"
 
 
 def command(
@@ -112,14 +129,11 @@ def planned_bytes(shape: Shape, layout: str, gpus: int, accumulate: int, extra: 
 
 
 def measure_stage(
-    shape: Shape, layout: str, gpus: int, accumulate: int, folder: Path, extra: list[str]
+    words: list[str], save: Path, shape: Shape, gpus: int, planned: float
 ) -> dict[str, float]:
-    """Medians of one run of the stage, per GPU."""
-    batch = shape.mbs * accumulate * gpus
-    prefix = write_tokens(folder, shape, batch * (STEPS + WARMUP + 1))
-    save = folder / f"run-{shape.name}-{layout or 'one'}-{accumulate}"
-    words = command(shape, layout, gpus, accumulate, prefix, save) + extra
+    """Medians of one run of the stage, per GPU. planned: bytes, for their share of the peak."""
     drawn, said = {}, []
+    state: dict[str, float] = {}
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -128,10 +142,12 @@ def measure_stage(
             said.append(line)
             if logged := LOGGED.search(line):
                 drawn[int(logged[1])] = joules()
+                if int(logged[1]) == STEPS:  # in the middle of the timed steps
+                    state = gpu_state()
     if process.returncode:
         raise SystemExit(f"{' '.join(words)}\n{''.join(said)[-4000:]}")
     lines = [json.loads(line) for line in (save / "timings.jsonl").read_text().splitlines()]
-    steady = [line for line in lines if line["step"] > WARMUP]
+    steady = [line for line in lines if WARMUP < line["step"] <= STEPS + WARMUP]
     rate = statistics.median(line["tokens_per_second"] for line in steady) / gpus
     tokens = statistics.median(line["tokens_per_second"] * line["ms"] / 1e3 for line in steady)
     # A run that had ended before logs nothing: its timings are there, its energy is not.
@@ -141,9 +157,19 @@ def measure_stage(
         "tokens_per_second": rate,
         "mfu": share_of_peak(shape, rate),
         "gigabytes": peak / 1e9,
-        "planned": planned_bytes(shape, layout, gpus, accumulate, extra) / peak,
+        "planned": planned / peak,
         "joules_per_token": (end - begin) / (STEPS * tokens / gpus),
+        **state,
     }
+
+
+def profiled(trace: Path) -> tuple[KernelTable, str]:
+    """(the table of a trace, its text); both are also written beside it."""
+    table = kernel_table(read_trace(trace))
+    text = f"{markdown(table)}\n\nTrace: {trace}"
+    trace.with_name("kernels.md").write_text(f"{text}\n")
+    trace.with_name("kernels.json").write_text(json.dumps(table.document(), indent=1) + "\n")
+    return table, text
 
 
 def measure_peer(words: list[str]) -> dict[str, float]:
@@ -185,6 +211,24 @@ def cells(figures: dict[str, float]) -> str:
     )
 
 
+def measure_ours(
+    shape: Shape, args: argparse.Namespace, folder: Path, extra: list[str]
+) -> tuple[dict[str, float], Path | None]:
+    """(figures of the stage, its trace with --profile)."""
+    layout, gpus, accumulate = args.layout, args.gpus, args.accumulate
+    batch = shape.mbs * accumulate * gpus
+    prefix = write_tokens(folder, shape, batch * (STEPS + WARMUP + PROFILED + 1))
+    kind = "profile" if args.profile else "run"
+    save = folder / f"{kind}-{shape.name}-{layout or 'one'}-{accumulate}"
+    words = command(shape, layout, gpus, accumulate, prefix, save) + extra
+    flags, trace = profile_flags(save)
+    if args.profile:
+        words += flags
+    planned = planned_bytes(shape, layout, gpus, accumulate, extra)
+    ours = measure_stage(words, save, shape, gpus, planned)
+    return ours, trace if args.profile else None
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -195,6 +239,8 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--peers", choices=("all", "plain", "megatron", "none"), default="all")
     parser.add_argument("--scratch", type=Path)
+    parser.add_argument("--profile", action="store_true", help="a table of kernels, and a trace")
+    parser.add_argument("--json", type=Path, help="file for figures and what they depend on")
     parser.add_argument("--fp8-format", choices=("e4m3", "hybrid"))
     parser.add_argument("--fp8-recipe", default="tensorwise")
     args, extra = parser.parse_known_args()
@@ -203,27 +249,39 @@ def main() -> None:
         fp8 = ["--fp8-format", args.fp8_format, "--fp8-recipe", args.fp8_recipe]
     folder = args.scratch or Path(tempfile.mkdtemp(prefix="trainyard-train-"))
     folder.mkdir(parents=True, exist_ok=True)
+    record, tables = Record(args.json), []
     print("| shape | layout | trainyard, per GPU | plain torch loop | Megatron-Core |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- |", flush=True)
+    layout = f"{args.layout or 'one'} x{args.gpus} ga{args.accumulate}"
     for name in args.shapes or known:
         shape = SHAPES[name]
+        case = {"shape": name, "layout": layout, "options": [*extra, *fp8]}
         no_plain = shape.experts or shape.state or fp8
         commands = {
             "plain": None if no_plain else plain(shape, args.accumulate),
             "megatron": megatron(shape, args.layout, args.gpus, args.accumulate, fp8),
         }
-        peers = [
-            measure_peer(words) if words and args.peers in ("all", peer) else None
-            for peer, words in commands.items()
-        ]
-        ours = measure_stage(shape, args.layout, args.gpus, args.accumulate, folder, extra + fp8)
+        peers: list[dict[str, float] | None] = []
+        for peer, words in commands.items():
+            found = measure_peer(words) if words and args.peers in ("all", peer) else None
+            peers.append(found)
+            if found is not None:
+                record.add(f"{PEERS[peer]} {name}", cells(found), {**case, **found})
+        ours, trace = measure_ours(shape, args, folder, extra + fp8)
+        record.add(f"ours {name}", cells(ours), {**case, **ours})
+        if trace is not None:
+            table, text = profiled(trace)
+            tables.append(f"## {name}, {layout}\n\n{text}\n")
+            kept = {**case, "trace": str(trace), "kernels": table.document()}
+            record.add(f"profile {name}", str(trace.with_name("kernels.md")), kept)
         rate = ours["tokens_per_second"]
         beside = [
             "" if peer is None else f"{cells(peer)}: {rate / peer['tokens_per_second']:.2f}x"
             for peer in peers
         ]
-        layout = f"{args.layout or 'one'} x{args.gpus} ga{args.accumulate}"
         print(f"| {name} | {layout} | {cells(ours)} | {' | '.join(beside)} |", flush=True)
+    for text in tables:
+        print(f"\n{text}")
 
 
 if __name__ == "__main__":
