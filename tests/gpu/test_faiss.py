@@ -26,8 +26,8 @@ pytestmark = [
 VECTORS = clustered(20_000, 64)
 QUERIES = clustered(500, 64)
 TRAINING = 3_000
-"""Vectors: a rotation (OPQ) is found by 50 trainings of a product quantizer, 94 s for all vectors on
-two cores; np leaves out faiss's reordering of codes, 20 s."""
+"""Vectors: a rotation (OPQ) is found by 50 trainings of a product quantizer, 94 s for all vectors
+on two cores; np leaves out faiss's reordering of codes, 20 s."""
 K, NPROBE, EF_SEARCH = 20, 8, 256
 ALIKE = 0.99
 """Of the ids: roundings exchange neighbours at nearly equal distances."""
