@@ -62,6 +62,9 @@ class GenerateConfig:
     """Keep keys and values in E4M3 without a scale, half the memory of 16 bits; unset: in the type
     of the run. Not for T5 and Retro."""
     layout: LayoutConfig = field(default_factory=LayoutConfig)
+    cuda_graph_impl: Literal["none", "local"] | None = execution(None)
+    """local: compile the step of one token, on a GPU as a CUDA graph: worth it for many batches.
+    For GPTs without experts, Mamba-2 and hybrids, each copy on one rank."""
     expect: tuple[str, ...] = execution(())
     """Options that the model of the checkpoint must have, as NAME=VALUE; a different model is
     refused. Model options on a command line of Megatron-LM are passed on here."""
@@ -83,12 +86,26 @@ class GenerateConfig:
                 f"--min-tokens {self.generation.min_tokens} is more than --num-tokens-to-generate "
                 f"{self.num_tokens_to_generate}; lower it"
             )
+        self._check_compiled()
         if self.generation.beam_width and self.ignore_eod:
             raise ConfigError("--beam-width needs an end; leave --ignore-eod out")
         if self.generation.beam_width and self.sampling != GREEDY:
             raise ConfigError(
                 "--beam-width looks for the likeliest text and draws no token; leave the options "
                 "of sampling and --seed out"
+            )
+
+    def _check_compiled(self) -> None:
+        if self.cuda_graph_impl != "local":
+            return
+        if self.layout.parallel().model_ranks > 1:
+            raise ConfigError(
+                "--cuda-graph-impl local is for a model on one rank; leave it out, or "
+                "--tensor-model-parallel-size and --pipeline-model-parallel-size"
+            )
+        if self.generation.beam_width:
+            raise ConfigError(
+                "--beam-width searches without a compiled step; leave --cuda-graph-impl local out"
             )
 
     def _check_prompts(self) -> None:

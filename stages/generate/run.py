@@ -14,10 +14,12 @@ from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError, DataError
 from trainyard.inference.beam import beam_search
+from trainyard.inference.decoders import Decoder
 from trainyard.inference.kv_cache import kv_dtype_of
 from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.neighbors import NeighborDecoder
 from trainyard.inference.on_ranks import model_on_ranks
+from trainyard.inference.padded import PaddedDecoder
 from trainyard.inference.prompts import Prompt, chat_tokens, prompt_tokens, read_prompts
 from trainyard.inference.request import Completion
 from trainyard.inference.static import run_requests
@@ -82,6 +84,7 @@ class BatchWork:
         self, config: GenerateConfig, generator: ModelOnRanks, prompts: Sequence[Prompt]
     ) -> None:
         self.config, self.generator, self.prompts = config, generator, prompts
+        self._compiled: Decoder | None = None
         self.requests = TextRequests(
             generator,
             config.sampling,
@@ -139,11 +142,24 @@ class BatchWork:
             self.requests.make(self.tokens(self.prompts[n]), n, self.prompts[n].name)
             for n in numbers
         ]
-        longest, count = max(len(r.prompt) for r in requests), self.config.num_tokens_to_generate
-        decoder = build_decoder(
-            *(self.generator, len(requests), longest, count), kv_dtype=self._kv_dtype
-        )
+        decoder = self._decoder([len(request.prompt) for request in requests])
         return run_requests(decoder, requests).completions
+
+    def _decoder(self, lengths: Sequence[int]) -> Decoder:
+        """For a batch of prompts of these lengths. A compiled one is made once, with room for all
+        prompts, since each shape is compiled anew."""
+        count = self.config.num_tokens_to_generate
+        if self.config.cuda_graph_impl != "local":
+            return build_decoder(
+                *(self.generator, len(lengths), max(lengths), count), kv_dtype=self._kv_dtype
+            )
+        size = min(self.config.inference_max_requests, len(self.prompts))
+        if self._compiled is None:
+            longest = max(len(self.tokens(prompt)) for prompt in self.prompts)
+            self._compiled = build_decoder(
+                *(self.generator, size, longest, count), compiled=True, kv_dtype=self._kv_dtype
+            )
+        return PaddedDecoder(self._compiled, size)
 
     def _with_neighbors(self, number: int) -> Completion:
         prompt, generator = self.prompts[number], self.generator

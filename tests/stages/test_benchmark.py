@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from trainyard.config import from_dict, to_dict
 from trainyard.errors import ConfigError
 from trainyard.inference.decoders import Decoder
 from trainyard.inference.measure import request_timing, throughput
+from trainyard.inference.request import Request
+from trainyard.inference.static import run_requests
 from trainyard.inference.texts import build_decoder
 from trainyard.models.gpt.config import GPTConfig
 
@@ -298,6 +302,28 @@ def test_a_benchmark_runs_one_copy_of_a_model(checkpoint: str, tmp_path: Path) -
 def test_a_profile_is_of_cuda(checkpoint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--benchmark-profile is of CUDA, and the device is cpu"):
         benchmark(checkpoint, tmp_path, prompts=["a"], benchmark_profile=True)
+
+
+def test_a_profile_is_of_the_timed_repetitions(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    @contextmanager
+    def profiled(*given: object) -> Iterator[None]:
+        begun.append("profile")
+        yield
+        begun.append("end")
+
+    def run_noted(decoder: Decoder, requests: Sequence[Request], **options: Any) -> Any:
+        begun.append(f"{requests[0].max_tokens} tokens")
+        return run_requests(decoder, requests, **options)
+
+    monkeypatch.setattr(static, "profiled", profiled)
+    monkeypatch.setattr(static, "run_requests", run_noted)
+    options = {"num_warmups": 1, "num_tokens_to_generate": 12, "inference_repeat_n": 2}
+    benchmark(checkpoint, tmp_path, prompts=["a"], **options)
+    assert begun == ["10 tokens", "profile", "12 tokens", "12 tokens", "end"]
 
 
 def test_a_longest_sequence_refuses_longer_prompts(checkpoint: str, tmp_path: Path) -> None:

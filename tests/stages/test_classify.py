@@ -182,12 +182,13 @@ def test_the_last_batch_counts_once_if_it_is_kept(tmp_path: Path) -> None:
 def test_ranks_measure_what_one_process_does(tmp_path: Path) -> None:
     train, dev = mnli(tmp_path / "train.tsv", 64, 1), mnli(tmp_path / "dev.tsv", 37, 2)
     words = ("--train-data", train, "--valid-data", dev, "--epochs", "2", "--hidden-dropout", "0")
-    words += ("--attention-dropout", "0", "--global-batch-size", "16")
+    words += ("--attention-dropout", "0", "--global-batch-size", "16", "--num-layers", "2")
     classify(tmp_path, "MNLI", *words, "--save", str(tmp_path / "alone"))
     found = {}
     for name, layout in (
         ("dp", ("--nproc-per-node", "2")),
         ("tp", ("--nproc-per-node", "2", "--tensor-model-parallel-size", "2")),
+        ("pp", ("--nproc-per-node", "2", "--pipeline-model-parallel-size", "2")),
     ):
         run_process(
             "stages.classify",

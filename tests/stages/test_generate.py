@@ -17,7 +17,9 @@ from tests.trainyard.conversion.huggingface import hf_models
 from trainyard.config import from_dict, to_dict
 from trainyard.conversion.tokenizer_files import tokenizer_of
 from trainyard.errors import ConfigError, DataError
+from trainyard.inference.decoders import Decoder
 from trainyard.inference.static import generate
+from trainyard.inference.texts import build_decoder
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.mamba.config import MambaConfig
@@ -189,6 +191,26 @@ def test_ranks_make_the_same_file(checkpoint: str, tmp_path: Path, layout: tuple
     assert one == two
 
 
+def test_one_step_is_compiled_for_batches_of_all_sizes(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[tuple[int, int]] = []
+
+    def build(*given: Any, compiled: bool = False, **options: Any) -> Decoder:
+        built.extend([(given[1], given[2])] * compiled)
+        return build_decoder(*given, **options)  # what is compiled: test_generation.py
+
+    monkeypatch.setattr("stages.generate.run.build_decoder", build)
+    options: dict[str, Any] = {"inference_max_requests": 2, "top_k": 5, "return_log_probs": True}
+    padded = texts_of(checkpoint, tmp_path / "a", **options, cuda_graph_impl="local")
+    assert built == [(2, max(len(row["prompt_tokens"]) for row in padded))]
+    plain = texts_of(checkpoint, tmp_path / "b", **options)
+    for row, expected in zip(padded, plain, strict=True):
+        for key in ("log_probs", "prompt_log_probs"):
+            assert row.pop(key) == pytest.approx(expected.pop(key), abs=1e-5)
+        assert row == expected
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -204,6 +226,11 @@ def test_ranks_make_the_same_file(checkpoint: str, tmp_path: Path, layout: tuple
         ({"prompts": ["a"], "bf16": True, "fp16": True}, "not both"),
         ({"prompts": ["a"], "beam_width": 2, "ignore_eod": True}, "--beam-width needs an end"),
         ({"prompts": ["a"], "beam_width": 2, "top_k": 0, "top_p": 0.5}, "draws no token"),
+        (
+            {"prompts": ["a"], "cuda_graph_impl": "local", "pipeline_model_parallel_size": 2},
+            "--cuda-graph-impl local is for a model on one rank",
+        ),
+        ({"prompts": ["a"], "cuda_graph_impl": "local", "beam_width": 2}, "without a compiled"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], named: str) -> None:

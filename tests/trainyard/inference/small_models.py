@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.trainyard.models.retro.small_retro import build as build_retro
+from tests.trainyard.models.retro.small_retro import SMALL_RETRO
 from trainyard.inference.decoders import CachedDecoder, Decoder, EncoderDecoder
 from trainyard.inference.request import Request
 from trainyard.inference.static import GenerationResult, run_requests
@@ -21,6 +21,7 @@ from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.model import TransformerModel
 from trainyard.models.moe_config import MoEConfig
 from trainyard.models.pipeline_stage import WHOLE, PipelineStage
+from trainyard.models.retro.config import RetroConfig
 from trainyard.models.t5.config import T5Config
 from trainyard.models.t5.model import T5Model
 from trainyard.parallel.groups import ALONE, ProcessGroups
@@ -125,6 +126,8 @@ MORE_GPTS: dict[str, dict[str, Any]] = {
 def config_of(kind: str) -> GPTConfig | T5Config:
     if kind in MAMBAS:
         return MambaConfig(**(SIZES | MAMBAS[kind]))
+    if kind == "retro":
+        return RetroConfig(**(SMALL_RETRO | {"seq_length": 48}))
     if (options := (GPTS | MORE_GPTS).get(kind)) is not None:
         return GPTConfig(**(SIZES | options))
     return T5Config(**(SIZES | {"decoder_num_layers": 2, "decoder_seq_length": 24} | T5S[kind]))
@@ -133,11 +136,8 @@ def config_of(kind: str) -> GPTConfig | T5Config:
 def build(
     kind: str, parallel: ModelParallel = ONE, stage: PipelineStage = WHOLE
 ) -> TransformerModel:
-    if kind == "retro":
-        model: TransformerModel = build_retro(seq_length=48)
-        return model.eval()
     config = config_of(kind)
-    model = family_of(config).load_class()(config, VOCAB, parallel, stage)
+    model: TransformerModel = family_of(config).load_class()(config, VOCAB, parallel, stage)
     init_parameters(model, 3)
     return model.eval()
 

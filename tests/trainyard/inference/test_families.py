@@ -57,10 +57,13 @@ def test_log_probabilities_are_the_losses_of_training(kind: str) -> None:
         assert all(len(place) == 3 for place in completion.prompt_top)
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral", "t5"])
+@pytest.mark.few_cases(3)
+@every_kind
 def test_bf16_scores_a_text_as_its_training_does(kind: str) -> None:
     model, prompts = build(kind).to(torch.bfloat16), some_prompts(12, 5)
-    for completion in run(model, prompts, 8, log_probs=True).completions:
+    together = run(model, prompts, 8, log_probs=True).completions
+    alone = [run(model, [p], 8, log_probs=True).completions[0] for p in prompts]
+    for completion in (*together, *alone):
         logits = full_logits(model, completion.request.prompt, completion.tokens)[:-1].float()
         chosen = torch.tensor(completion.tokens)
         losses = functional.cross_entropy(logits, chosen, reduction="none")

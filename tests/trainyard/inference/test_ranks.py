@@ -55,7 +55,7 @@ def check_cut_model(kind: str, tp: int, pp: int) -> None:
 @pytest.mark.distributed
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)], ids=["tp2", "pp2", "tp2 pp2"])
 @pytest.mark.parametrize(
-    "kind", ["gpt", "llama", "mistral", "mixtral", "hybrid", "hybrid moe", "t5"]
+    "kind", ["gpt", "llama", "mistral", "mixtral", "mamba", "hybrid", "hybrid moe", "t5", "retro"]
 )
 def test_a_cut_model_generates_as_one_process(ranks: RankPool, kind: str, tp: int, pp: int) -> None:
     ranks.run(check_cut_model, tp * pp, kind, tp, pp)

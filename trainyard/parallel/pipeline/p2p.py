@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from fractions import Fraction
 
 import torch
 import torch.distributed as dist
@@ -37,7 +39,7 @@ TAGS = 1 << 16
 class HiddenSpec:
     """Shape, dtype and device of the tensors between stages."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, int, int]
     """(s_local, b, h): the part of the sequence that a rank has, micro-batch, hidden."""
     dtype: torch.dtype
     device: torch.device
@@ -62,6 +64,17 @@ class PipelineLinks:
         self._sends: dict[Channel, tuple[Work, Tensor, Message]] = {}
         self._counts: dict[Channel, int] = defaultdict(int)
         self._pairs = dict(pairs or {})
+
+    @contextmanager
+    def filled(self, share: Fraction) -> Iterator[None]:
+        """Messages of micro-batches that have only this share of their samples."""
+        whole = self.hidden
+        tokens, batch, width = whole.shape
+        self.hidden = replace(whole, shape=(tokens, int(batch * share), width))
+        try:
+            yield
+        finally:
+            self.hidden = whole
 
     # --- receiving ----------------------------------------------------------------------------
 

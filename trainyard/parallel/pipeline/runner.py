@@ -6,6 +6,7 @@ batches, as stages in the middle need positions and document bounds too."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from typing import Generic, TypeVar
 
 import torch
@@ -26,6 +27,10 @@ stage takes; on the last stage the scaled loss, (), in evaluation any tensor."""
 
 def _nothing(chunk: int) -> None:
     pass
+
+
+FULL = Fraction(1)
+"""Of a micro-batch that has all of its samples."""
 
 
 class PipelineRunner(Generic[B]):
@@ -76,12 +81,17 @@ class PipelineRunner(Generic[B]):
             return self._train_alone(batches, num_microbatches)
         return self._run(self._links, batches, num_microbatches, forward_only=False)
 
-    def evaluate(self, batches: Iterable[B], num_microbatches: int) -> list[Tensor]:
-        """Forward alone; what `forward_step` made of each micro-batch, on the last stage."""
+    def evaluate(
+        self, batches: Iterable[B], num_microbatches: int, filled: Fraction = FULL
+    ) -> list[Tensor]:
+        """Forward alone; what `forward_step` made of each micro-batch, on the last stage.
+
+        filled: the share of its samples that each micro-batch has."""
         batches = iter(batches)
         with torch.no_grad():
             if self._links is not None:
-                return self._run(self._links, batches, num_microbatches, forward_only=True)
+                with self._links.filled(filled):
+                    return self._run(self._links, batches, num_microbatches, forward_only=True)
             (module,) = self._chunks
             return [
                 self._forward_step(0, module, None, index, next(batches))

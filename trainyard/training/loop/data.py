@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import islice
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from trainyard.datasets.sample_format import Dataset
 from trainyard.datasets.sampler import SamplerShape, WholeShare
 from trainyard.models.families import family_of
 from trainyard.models.family import SampleOptions
+from trainyard.parallel.pipeline.runner import FULL
 from trainyard.retrieval.shape import NeighborShape
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.loop.batch_size import BatchSize
@@ -33,6 +35,8 @@ class Measurement(NamedTuple):
     batches: Iterator[Batch]
     num_microbatches: int
     """How many of the batches to use."""
+    last_filled: Fraction = FULL
+    """The share of its samples that the last of them has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ class RunData:
     def _whole(self, name: str, dataset: Dataset) -> Measurement:
         size = self.batch_size
         share = WholeShare(len(dataset), size.micro_batch_size, size.dp, self.dp_rank)
-        return Measurement(name, load(dataset, self.config, share), len(share))
+        last = Fraction(len(share[-1]), size.micro_batch_size) if share else FULL
+        return Measurement(name, load(dataset, self.config, share), len(share), last)
 
     def _part(self, name: str, dataset: Dataset, number: int, eval_iters: int) -> Measurement:
         size = self.batch_size

@@ -274,12 +274,18 @@ class TrainLoop:
         """The losses of each set by name; None if a request to stop interrupted it."""
         losses: dict[str, EvaluationLosses] = {}
         at_once = self._length.batch_size_schedule.final.num_microbatches
-        for name, batches, count in sets:
-            watched = self._wait.watch(batches)
-            found = self._train_module.evaluate(watched, count, self._stop_requested, at_once)
+        for measured in sets:
+            watched = self._wait.watch(measured.batches)
+            found = self._train_module.evaluate(
+                watched,
+                measured.num_microbatches,
+                self._stop_requested,
+                at_once,
+                measured.last_filled,
+            )
             if found is None:
                 return None
-            losses[name] = found
+            losses[measured.name] = found
         return losses
 
     def _close_step(self, record: StepRecord, timing: StepTiming | None, is_stopping: bool) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from trainyard.optim.optimizer import ModelOptimizer
 from trainyard.optim.schedule import Rates
 from trainyard.parallel.data.data_parallel import all_reduce_sum
 from trainyard.parallel.groups import ProcessGroups
-from trainyard.parallel.pipeline.runner import PipelineRunner
+from trainyard.parallel.pipeline.runner import FULL, PipelineRunner
 from trainyard.parallel.timing import Timed, untimed
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.ledger import EvaluationLosses
@@ -286,11 +287,13 @@ class TrainModule:
         num_microbatches: int,
         stop_requested: Callable[[], bool] = lambda: False,
         at_once: int = 1,
+        last_filled: Fraction = FULL,
     ) -> EvaluationLosses | None:
         """The losses over the next micro-batches, over all ranks. Draws no random numbers.
 
-        at_once: micro-batches that pass a pipeline together. None when `stop_requested` was true on
-        some rank before the last micro-batch began."""
+        at_once: micro-batches that pass a pipeline together. last_filled: the share of its samples
+        that the last one has; if it has not all, it passes a pipeline alone. None when
+        `stop_requested` was true on some rank before the last micro-batch began."""
         self.optimizer.finish_parameters()
         for chunk in self.chunks:
             chunk.eval()
@@ -305,9 +308,12 @@ class TrainModule:
             count = min(left, at_once if self.groups.pp is not None else 1)
             if count == 0:  # other ranks have more
                 continue
+            filled = FULL
+            if count == left and last_filled != FULL:
+                count, filled = (count - 1, FULL) if count > 1 else (1, last_filled)
             left -= count
             ready = (self._preparation.ready(next(batches)) for _ in range(count))
-            self._runner.evaluate(ready, count)
+            self._runner.evaluate(ready, count, filled)
         all_reduce_sum(self._totals.values, self.groups.world)
         summed = self._totals.read(self._totals.values.tolist())
         return EvaluationLosses(summed.loss, summed.more)

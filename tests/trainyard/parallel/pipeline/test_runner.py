@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from fractions import Fraction
 
 import pytest
 import torch
@@ -107,6 +108,33 @@ def test_a_pipeline_computes_what_one_process_computes(
 @pytest.mark.parametrize("group_size", [3, 4, 8])
 def test_any_group_size_gives_the_same_step(ranks: RankPool, group_size: int) -> None:
     check_equal(ranks, even(2, 3), [8], group_size)
+
+
+def fewer_samples() -> list[Batch]:
+    return [(x[:, :1], y[:, :1]) for x, y in batches(1)]
+
+
+def measured_in_turn(split: Partition) -> list[list[Tensor]]:
+    """Whole micro-batches, one with fewer samples, and whole ones again."""
+    links = links_of(split)
+    runner = PipelineRunner([Stack(s) for s in split[links.rank]], forward_step(), links)
+    share = Fraction(1, SHAPE[1])
+    return [
+        runner.evaluate(batches(3), 3),
+        runner.evaluate(fewer_samples(), 1, share),
+        runner.evaluate(batches(3), 3),
+    ]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_microbatch_may_have_fewer_samples_in_a_measurement(ranks: RankPool, chunks: int) -> None:
+    split = even(2, chunks)
+    runner = PipelineRunner([whole(split)], forward_step())
+    expected = [runner.evaluate(some, len(some)) for some in (batches(3), fewer_samples())]
+    found = ranks.run(measured_in_turn, 2, split)[-1]
+    for mine, theirs in zip(found, [*expected, expected[0]], strict=True):
+        assert torch.equal(torch.stack(mine), torch.stack(theirs))
 
 
 @pytest.mark.slow
