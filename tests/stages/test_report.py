@@ -16,7 +16,7 @@ from stages.report.config import ReportConfig
 from stages.report.facts import Card, Option, Sample
 from stages.report.lineage import Ancestry, Artifact, Lineage, grouped
 from stages.report.run import run
-from stages.report.steps import Speeds, Step, Steps
+from stages.report.steps import Step, Steps
 from tests.stages.directly import run_directly
 from tests.stages.html_page import Page, check_sound
 from trainyard.artifacts import store
@@ -396,9 +396,3 @@ def test_reshard_or_folder_of_a_step_is_accepted(yard: dict[str, str], tmp_path:
 def test_too_many_samples_are_refused() -> None:
     with pytest.raises(ConfigError, match="num-samples"):
         from_dict(ReportConfig, {"checkpoint": "c", "output_prefix": "p", "num_samples": 99})
-
-
-def test_speeds_come_in_any_order_and_the_later_line_of_a_step_counts() -> None:
-    lines = [(9000, 1.0), (3, 2.0), (4, None), (9000, 3.0)]
-    speeds = Speeds({"step": step, "tokens_per_second": speed} for step, speed in lines)
-    assert [speeds.of(step) for step in (3, 4, 5, 8999, 9000)] == [2.0, None, None, None, 3.0]
