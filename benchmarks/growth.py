@@ -28,7 +28,6 @@ from typing import Any
 from benchmarks import growth_cases as cases
 from benchmarks import growth_runs as runs
 from benchmarks import growth_servers as servers
-from benchmarks.growth_load import load_index, load_local
 from benchmarks.measure import run_once
 
 
@@ -100,10 +99,12 @@ ROWS = {
     "load-local": Row(
         "the same of a step on nodes that come back in another order, with optimizer states, 8 a "
         "replica",
-        load_local,
+        runs.load_local,
         (100, 1000, 10_000),
     ),
-    "load-index": Row("index of that step, read by each rank", load_index, (100, 1000, 10_000)),
+    "load-index": Row(
+        "index of that step, read by each rank", runs.load_index, (100, 1000, 10_000)
+    ),
     "hang": Row("hang report of n ranks", runs.hang, (100, 1000, 10_000)),
     "blend": _blend_row(1000, "uniform", 10**7),
     "blend-even": _blend_row(1000, "even", 10**7),

@@ -209,6 +209,21 @@ def load_plan(ranks: int, scratch: Path) -> Callable[[], None]:
     return plan
 
 
+def load_local(ranks: int, scratch: Path) -> Callable[[], None]:
+    """What one rank plans of a load from nodes; imported here, since other rows measure their
+    memory without torch."""
+    from benchmarks import growth_load
+
+    return growth_load.load_local(ranks, scratch)
+
+
+def load_index(ranks: int, scratch: Path) -> Callable[[], None]:
+    """The index that each rank reads for it."""
+    from benchmarks import growth_load
+
+    return growth_load.load_index(ranks, scratch)
+
+
 def hang(ranks: int, scratch: Path) -> Callable[[], None]:
     """The collector's part, on a store, without the processes of the other ranks."""
     from torch.distributed import TCPStore

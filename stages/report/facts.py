@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,8 +120,8 @@ class Card:
     @property
     def training_speed(self) -> float | None:
         """Tokens per second, the median of the logged steps."""
-        rates = [rate for rate in self.steps.points("tokens_per_second").values if rate]
-        return statistics.median_high(rates) if rates else None
+        rates = sorted(rate for _, rate in self.steps.points("tokens_per_second") if rate)
+        return rates[len(rates) // 2] if rates else None
 
     @property
     def training_seconds(self) -> float | None:

@@ -26,7 +26,8 @@ def step_lines(key: str, manifest: Manifest, name: str) -> Iterator[dict[str, An
     record, url = manifest.record(name), join(key, name)
 
     def parse(found: dict[str, Any]) -> dict[str, Any]:
-        return {**found, "step": int(found["step"])}
+        found["step"] = int(found["step"])
+        return found
 
     if record is not None:
         yield from parse_lines(read_listed_lines(url, record), url, "step", parse)

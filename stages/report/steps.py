@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trainyard.charts.numbers import is_number
-from trainyard.charts.points import Points
+from trainyard.charts.points import BLOCK, Points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +63,26 @@ class Steps:
 
     def last(self, name: str) -> float | None:
         """The last value of a figure; None if no step has it."""
-        values = self._figures[name].values
-        return values[-1] if values else None
+        points = self._figures[name]
+        return points[-1][1] if points else None
 
 
 class Speeds:
-    """Tokens per second by step, from lines of timings.jsonl in any order."""
+    """Tokens per second by step, from lines of timings.jsonl in any order; the later of two lines
+    counts."""
 
     def __init__(self, timings: Iterable[Mapping[str, Any]]) -> None:
-        self._steps, self._speeds = array("q"), array("d")
+        self._blocks: dict[int, array[float]] = {}
+        """By step // BLOCK; not a number where there is no speed."""
         for line in timings:
             if is_number(speed := line.get("tokens_per_second")):
-                self._steps.append(int(line["step"]))
-                self._speeds.append(float(speed))
-        order = sorted(range(len(self._steps)), key=self._steps.__getitem__)
-        self._steps = array("q", map(self._steps.__getitem__, order))
-        self._speeds = array("d", map(self._speeds.__getitem__, order))
+                block, within = divmod(line["step"], BLOCK)
+                if block not in self._blocks:
+                    self._blocks[block] = array("d", [math.nan]) * BLOCK
+                self._blocks[block][within] = speed
 
     def of(self, step: int) -> float | None:
-        """Of a step; the later of two lines counts."""
-        place = bisect_right(self._steps, step) - 1
-        found = place >= 0 and self._steps[place] == step
-        return self._speeds[place] if found else None
+        """Of a step."""
+        block, within = divmod(step, BLOCK)
+        speed = self._blocks[block][within] if block in self._blocks else math.nan
+        return None if math.isnan(speed) else speed

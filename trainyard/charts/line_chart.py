@@ -7,9 +7,10 @@ Style sheets color the classes `a` to `d` of the series."""
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainyard.charts.markup import Markup, element, join
@@ -29,6 +30,7 @@ class Series:
 
     name: str
     points: Sequence[Point]
+    """In the order of the axis."""
     css: str
     """Class that colors it: a, b, c or d."""
     dots: bool = False
@@ -115,12 +117,17 @@ class LineChart:
 
     def _spaced(self, limit: int) -> tuple[list[float], list[dict[float, float]], int]:
         """At most `limit` steps, the values of each curve there, and the number of all steps."""
-        every = sorted(step for one in self.series for step, _ in one.points)
-        steps = [step for step, _ in itertools.groupby(every)]
-        chosen = [steps[i] for i in spaced(len(steps), limit)]
+        total = sum(1 for _ in self._steps())
+        places = set(spaced(total, limit))
+        chosen = [step for place, step in enumerate(self._steps()) if place in places]
         wanted = set(chosen)
         tables = [{x: y for x, y in one.points if x in wanted} for one in self.series]
-        return chosen, tables, len(steps)
+        return chosen, tables, total
+
+    def _steps(self) -> Iterator[float]:
+        """The steps of all curves in their order, each once; never all in memory."""
+        every = heapq.merge(*((step for step, _ in one.points) for one in self.series))
+        return (step for step, _ in itertools.groupby(every))
 
     def _axes(self) -> Markup:
         parts = [element("line", x1="0", x2="100%", y1="100%", y2="100%", class_="base")]
@@ -194,8 +201,14 @@ def line_chart(
         note=note,
         series=series,
         value_format=value_format,
-        x=(log_scale if axis.is_log else step_scale)([x for one in series for x, _ in one.points]),
-        y=value_scale([y for one in series for _, y in one.points], from_zero),
+        x=(log_scale if axis.is_log else step_scale)(
+            min(one.points[0][0] for one in series), max(one.points[-1][0] for one in series)
+        ),
+        y=value_scale(
+            min(y for one in series for _, y in one.points),
+            max(y for one in series for _, y in one.points),
+            from_zero,
+        ),
         axis=axis,
     )
 
@@ -205,11 +218,11 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> tuple[Point, ...]:
     if len(points) <= limit:
         return tuple(points)
     buckets = limit // 2
-    kept = {0, len(points) - 1}
+    kept, rest = {0, len(points) - 1}, iter(points)
     for bucket in range(buckets):
-        span = range(bucket * len(points) // buckets, (bucket + 1) * len(points) // buckets)
-        kept.add(min(span, key=lambda i: points[i][1]))
-        kept.add(max(span, key=lambda i: points[i][1]))
+        begin, end = (at * len(points) // buckets for at in (bucket, bucket + 1))
+        values = [value for _, value in itertools.islice(rest, end - begin)]
+        kept |= {begin + values.index(extreme(values)) for extreme in (min, max)}
     return tuple(points[i] for i in sorted(kept))
 
 
@@ -223,9 +236,8 @@ def spaced(count: int, limit: int) -> list[int]:
 # --- scales -----------------------------------------------------------------------------------
 
 
-def value_scale(values: Sequence[float], from_zero: bool = False) -> Scale:
-    """An axis that holds all values with some room, and about four ticks at round values."""
-    low, high = min(values), max(values)
+def value_scale(low: float, high: float, from_zero: bool = False) -> Scale:
+    """An axis that holds the values with some room, and about four ticks at round values."""
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low <= 1e-9 * max(abs(low), abs(high)):
@@ -237,18 +249,16 @@ def value_scale(values: Sequence[float], from_zero: bool = False) -> Scale:
     return Scale(low, high, _ticks(low, high, _nice_step((high - low) / 4)))
 
 
-def step_scale(values: Sequence[float]) -> Scale:
+def step_scale(low: float, high: float) -> Scale:
     """An axis of steps: as wide as the data, about five ticks at round steps."""
-    low, high = min(values), max(values)
     if low == high:
         return Scale(low - 1, high + 1, (low,))
     return Scale(low, high, _ticks(low, high, max(1.0, _nice_step((high - low) / 5))))
 
 
-def log_scale(values: Sequence[float]) -> Scale:
+def log_scale(low: float, high: float) -> Scale:
     """An axis of equal ratios: as wide as the data, which is above 0; ticks at powers of ten, or at
     1, 2 and 5 times them where there are fewer than three."""
-    low, high = min(values), max(values)
     if low == high:
         return Scale(low / 2, high * 2, (low,), is_log=True)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -52,6 +52,21 @@ def test_the_description_of_a_chart_has_first_and_last_values() -> None:
     assert drawn.description == "Loss by step. t: 2.000 at step 1, 1.000 at step 3."
 
 
+def test_rows_of_two_curves_have_each_step_of_either_once() -> None:
+    curves = [
+        Series("a", Points((step, 1.0) for step in range(0, 30, 2)), "a"),
+        Series("b", Points((step, 2.0) for step in range(0, 30, 3)), "b"),
+    ]
+    drawn = line_chart("Loss", curves, fixed(0))
+    assert drawn is not None
+    rows, total = drawn.rows()
+    steps = sorted({*range(0, 30, 2), *range(0, 30, 3)})
+    assert total == len(steps)
+    assert rows == [
+        [str(step), "1" if step % 2 == 0 else "", "2" if step % 3 == 0 else ""] for step in steps
+    ]
+
+
 def test_thinning_keeps_spikes_and_ends() -> None:
     points = Points((i, 9.0 if i == 777 else 1.0) for i in range(10_000))
     thinned = charts.thin(points)
@@ -63,7 +78,7 @@ def test_thinning_keeps_spikes_and_ends() -> None:
 
 @pytest.mark.parametrize("values", [(4.1, 8.3), (0.0, 6e-4), (-2.0, 3.0), (1e6, 1.1e6)])
 def test_scales_contain_all_values_and_have_distinct_ticks(values: tuple[float, float]) -> None:
-    scale = charts.value_scale(values)
+    scale = charts.value_scale(*values)
     assert scale.low <= min(values) < max(values) <= scale.high
     assert 2 <= len(scale.ticks) <= 8
     labels = charts.tick_labels(scale.ticks, rate)
@@ -87,6 +102,6 @@ def test_a_logarithmic_axis_has_ticks_in_its_own_words() -> None:
 
 @pytest.mark.parametrize("values", [[3.0], [1e-5, 1e12], [0.7, 0.71]])
 def test_ticks_of_any_logarithmic_axis_lie_on_it(values: list[float]) -> None:
-    scale = charts.log_scale(values)
+    scale = charts.log_scale(values[0], values[-1])
     assert scale.ticks
     assert all(-1e-9 <= scale.at(tick) <= 1 + 1e-9 for tick in scale.ticks)

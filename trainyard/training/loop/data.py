@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import islice
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.config import DataConfig
@@ -99,14 +95,7 @@ class RunData:
         train = self.train
         if isinstance(train, ExternalData):
             return None
-        shape = self._shape(train)
-        groups = sample_groups(self.config, shape, consumed)
-
-        def next_step(num_microbatches: int) -> NDArray[np.int64]:
-            taken = np.concatenate([*islice(groups, num_microbatches)])
-            return taken.reshape(num_microbatches, shape.dp, shape.micro_batch_size)
-
-        return ExpectedSamples(next_step, train.ids)
+        return ExpectedSamples(sample_groups(self.config, self._shape(train), consumed), train.ids)
 
     def _shape(self, dataset: Dataset | ExternalData) -> SamplerShape:
         return SamplerShape(len(dataset), self.batch_size.micro_batch_size, self.batch_size.dp)

@@ -145,7 +145,7 @@ class Ledger:
 
 def digest_samples(ids: NDArray[np.int64]) -> str:
     """Digest of (n, 2) sample ids in the order of a step; 16 digits distinguish runs."""
-    return digest_bytes(np.ascontiguousarray(ids, "<i8").tobytes())[:16]
+    return digest_bytes(np.ascontiguousarray(ids, "<i8").data.cast("B"))[:16]
 
 
 def parse_ledger(text: bytes) -> list[dict[str, Any]]:
