@@ -30,6 +30,7 @@ LIMITS = (
 """What a GPU is and is allowed, as nvidia-smi names it."""
 STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 """What a GPU does while it computes."""
+QUERY_SECONDS = 10
 NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
@@ -38,7 +39,10 @@ def query_gpus(names: tuple[str, ...]) -> list[dict[str, str]]:
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True)
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_SECONDS)
+    except subprocess.TimeoutExpired:
+        return []
     if done.returncode:
         return []
     rows = csv.reader(done.stdout.splitlines(), skipinitialspace=True)
@@ -46,7 +50,10 @@ def query_gpus(names: tuple[str, ...]) -> list[dict[str, str]]:
 
 
 def gpu_state() -> dict[str, float]:
-    """Clocks (MHz), power (W) and temperature of the first GPU now; without one, nothing."""
+    """Clocks (MHz), power (W) and temperature of the first GPU now; nothing without one, and where
+    CUDA_VISIBLE_DEVICES makes another one the first."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] != "0":
+        return {}
     first = next(iter(query_gpus(STATE)), {})
     words = {name: value.split()[0] for name, value in first.items() if value}
     return {name: float(word) for name, word in words.items() if NUMBER.fullmatch(word)}
@@ -91,13 +98,18 @@ class Record:
             "gpus": query_gpus(LIMITS),
             "figures": [],
         }
+        self._write()
 
     def add(self, who: str, text: str, facts: Mapping[str, Any]) -> None:
         """Tell and keep one measurement. who: what was measured; facts: its JSON."""
         print(f"{who}: {text}", file=sys.stderr, flush=True)
         figures = {name: plain_number(value) for name, value in facts.items()}
         self._document["figures"].append({"of": who, **figures})
+        self._write()
+
+    def _write(self) -> None:
         if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             part = self._path.with_name(f"{self._path.name}.part")
             part.write_text(json.dumps(self._document, indent=1) + "\n")
             os.replace(part, self._path)

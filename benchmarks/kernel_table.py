@@ -32,16 +32,22 @@ PRODUCTS = {
 }
 STEP = re.compile(r"step \d+$")
 GROUPS = {
+    # Inductor names a loop after the operators around it too.
+    "norms and elementwise": r"^triton_",
     "NCCL": r"nccl",
     "copies": r"^mem(cpy|set)|direct_copy|catarraybatchedcopy|^aten::(copy_|cat|fill_|zero_)$",
     "attention": r"flash|fmha|attention|sdpa|^_attend",
-    "matrix products": r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitk",
+    "matrix products": r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitk|^_product$",
     "optimizer": r"multi_tensor|foreach|adam|^_update$",
     "gradient sums": r"^_accumulate$",
-    "norms and elementwise": r"^triton_|^_|elementwise|norm|reduce_kernel|softmax|^aten::",
+    "casts to FP8": r"^_cast_(both|block)$",
+    "sums of experts' rows": r"^_(sum|gradients)$",
+    "Mamba-2 scan": r"^_(states|outputs|(state|token|group)_gradients)$",
 }
-"""Patterns of names; the first that fits, else the rest. Names that begin with _ are those of
-trainyard/kernels; multi_tensor is also the gradient norm."""
+"""Patterns of names; the first that fits. Names that begin with _ are those of trainyard/kernels;
+multi_tensor is also the gradient norm."""
+ELEMENTWISE = re.compile(r"^_|elementwise|norm|reduce_kernel|softmax|^aten::")
+"""Of the names that are left."""
 REST = "rest"
 
 
@@ -56,7 +62,9 @@ class Kernel:
     shape: str = ""
     """Of a product: rows x inner x columns."""
     flops: float = 0.0
-    """0: unknown."""
+    """0: unknown, or counted with another kernel of the product."""
+    of_product: bool = False
+    """It belongs to a product whose operations are known."""
     is_fp8: bool = False
 
 
@@ -111,9 +119,13 @@ class KernelTable:
 
 def group_of(name: str, op: str = "") -> str:
     """The group of a kernel, launched by that operator."""
-    found = next((group for group, p in GROUPS.items() if re.search(p, name.lower())), REST)
-    is_other = found in ("norms and elementwise", REST)
-    return "matrix products" if is_other and op in PRODUCTS else found
+    name = name.lower()
+    found = next((group for group, p in GROUPS.items() if re.search(p, name)), None)
+    if found is not None:
+        return found
+    if op in PRODUCTS:
+        return "matrix products"
+    return "norms and elementwise" if ELEMENTWISE.search(name) else REST
 
 
 def product_of(op: str, dims: Sequence[Sequence[int]]) -> tuple[str, float]:
@@ -126,8 +138,8 @@ def product_of(op: str, dims: Sequence[Sequence[int]]) -> tuple[str, float]:
         return "", 0.0
     rows, inner, columns = a[-2], a[-1], b[-1]
     is_grouped = "grouped" in op
-    # Of groups, 2-d by 3-d: each row meets the matrix of its group, so the groups do not count.
-    number = 1 if is_grouped or len(a) == 2 else a[0]
+    # Of groups, if one is 2-d: each row meets the matrix of its group, so the groups do not count.
+    number = 1 if len(a) == 2 or (is_grouped and len(b) == 2) else a[0]
     times = f"{number} x " if number > 1 else ""
     return f"{times}{rows} x {inner} x {columns}", 2.0 * number * rows * inner * columns
 
@@ -159,12 +171,13 @@ def _kernel(event: Event, op: Event | None, *, is_product: bool = True) -> Kerne
     name, begin = event["name"], float(event["ts"])
     end, args = begin + float(event["dur"]), (op or {}).get("args", {})
     launcher = op["name"] if op else ""
-    shape, flops = product_of(launcher, args.get("Input Dims", ())) if is_product else ("", 0.0)
+    shape, flops = product_of(launcher, args.get("Input Dims", ()))
     group = group_of(name, launcher)
-    if group != "matrix products":
+    of_product = flops > 0 and group == "matrix products"
+    if not (of_product and is_product):
         shape, flops = "", 0.0
     is_fp8 = "scaled" in launcher or any("Float8" in kind for kind in args.get("Input type", ()))
-    return Kernel(name, group, begin, end, shape, flops, is_fp8)
+    return Kernel(name, group, begin, end, shape, flops, of_product, is_fp8)
 
 
 def _innermost(ops: list[Event]) -> Iterator[Event]:
@@ -239,12 +252,12 @@ def gaps_of(kernels: Sequence[Kernel]) -> list[Gap]:
 def _row(name: str, runs: list[Kernel], span: float, steps: int, shape: str = "") -> Row:
     """span: milliseconds of all steps."""
     ms = sum(one.end - one.begin for one in runs) / 1e3
-    known = [one for one in runs if one.flops]
+    known = [one for one in runs if one.of_product]
     seconds = sum(one.end - one.begin for one in known) / 1e6
     flops = sum(one.flops for one in known)
     ideal = sum(one.flops / HELD["fp8" if one.is_fp8 else "bf16"] for one in known)
-    tflops = flops / seconds / 1e12 if seconds else None
-    of_ceiling = ideal / seconds if seconds else None
+    tflops = flops / seconds / 1e12 if flops else None
+    of_ceiling = ideal / seconds if flops else None
     share, calls = ms / span if span else 0.0, len(runs) / steps
     return Row(name, runs[0].group, shape, calls, ms / steps, share, tflops, of_ceiling)
 

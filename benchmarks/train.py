@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -133,17 +134,21 @@ def measure_stage(
 ) -> dict[str, float]:
     """Medians of one run of the stage, per GPU. planned: bytes, for their share of the peak."""
     drawn, said = {}, []
-    state: dict[str, float] = {}
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    state: Future[dict[str, float]] | None = None
+    # The question takes longer than some steps, and lines must be read as they come.
+    with (
+        ThreadPoolExecutor(1) as asked,
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+    ):
         assert process.stdout is not None
         for line in process.stdout:
             said.append(line)
             if logged := LOGGED.search(line):
                 drawn[int(logged[1])] = joules()
-                if int(logged[1]) == STEPS:  # in the middle of the timed steps
-                    state = gpu_state()
+                if int(logged[1]) == STEPS:  # within the timed steps
+                    state = asked.submit(gpu_state)
     if process.returncode:
         raise SystemExit(f"{' '.join(words)}\n{''.join(said)[-4000:]}")
     lines = [json.loads(line) for line in (save / "timings.jsonl").read_text().splitlines()]
@@ -157,9 +162,9 @@ def measure_stage(
         "tokens_per_second": rate,
         "mfu": share_of_peak(shape, rate),
         "gigabytes": peak / 1e9,
-        "planned": planned / peak,
+        "planned_over_peak": planned / peak,
         "joules_per_token": (end - begin) / (STEPS * tokens / gpus),
-        **state,
+        **(state.result() if state else {}),
     }
 
 
@@ -203,7 +208,7 @@ def megatron(
 
 def cells(figures: dict[str, float]) -> str:
     """As the table shows them."""
-    planned = figures.get("planned", math.nan)
+    planned = figures.get("planned_over_peak", math.nan)
     plan = "" if math.isnan(planned) else f" (plan {100 * planned:.1f} %)"
     return (
         f"{figures['tokens_per_second']:,.0f} tok/s, {100 * figures['mfu']:.1f} %, "
@@ -255,7 +260,7 @@ def main() -> None:
     layout = f"{args.layout or 'one'} x{args.gpus} ga{args.accumulate}"
     for name in args.shapes or known:
         shape = SHAPES[name]
-        case = {"shape": name, "layout": layout, "options": [*extra, *fp8]}
+        case = {"shape": name, "layout": layout, "options": fp8}
         no_plain = shape.experts or shape.state or fp8
         commands = {
             "plain": None if no_plain else plain(shape, args.accumulate),
@@ -268,6 +273,7 @@ def main() -> None:
             if found is not None:
                 record.add(f"{PEERS[peer]} {name}", cells(found), {**case, **found})
         ours, trace = measure_ours(shape, args, folder, extra + fp8)
+        case["options"] = [*extra, *fp8]
         record.add(f"ours {name}", cells(ours), {**case, **ours})
         if trace is not None:
             table, text = profiled(trace)

@@ -123,4 +123,5 @@ def summary(cases: Iterable[Case], records: Records) -> str:
     dates = sorted(re.findall(r" (\d{4}-\d\d-\d\d) ", " ".join(outcomes)))
     passed = sum(outcome.startswith("passed ") for outcome in outcomes)
     days = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    return f"{passed} of its {len(wanted)} cases passed in recorded runs, {days}."
+    passed_of = "All" if passed == len(wanted) else f"{passed} of its"
+    return f"{passed_of} {len(wanted)} cases passed in recorded runs, {days}."

@@ -54,8 +54,8 @@ class QuantizeConfig:
             )
         if self.method == "fp8" and self.layout == "modelopt":
             raise ConfigError(
-                "--layout modelopt is of int8 weights, and --method is fp8; leave --layout out: "
-                "TensorRT-LLM reads fp8 weights as compressed-tensors"
+                "--layout modelopt is of int8 weights, and --method is fp8; add --method int8, or "
+                "leave --layout out: TensorRT-LLM reads fp8 weights as compressed-tensors"
             )
         self.evaluation()
 

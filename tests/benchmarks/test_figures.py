@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.figures import STATE, Record, gpu_state, query_gpus
 
@@ -26,14 +26,15 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_record_holds_what_was_measured_so_far(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "figures.json"
+    path = tmp_path / "new" / "figures.json"
     record = Record(path)
+    assert json.loads(path.read_text())["figures"] == []
     for number, joules in ((1, 0.5), (2, math.nan)):
         record.add("ours gpt-1.3b", f"{number} tok/s", {"rate": number, "joules": joules})
         found = json.loads(path.read_text())
         assert len(found["figures"]) == number
     assert found["figures"][1] == {"of": "ours gpt-1.3b", "rate": 2, "joules": None}
-    assert found["versions"]["torch"] == torch.__version__
+    assert found["versions"]["torch"] == version("torch")
     said = capsys.readouterr()
     assert said.err == "ours gpt-1.3b: 1 tok/s\nours gpt-1.3b: 2 tok/s\n"
     assert said.out == ""

@@ -68,7 +68,8 @@ OF_REQUESTS = (
 OF_GRAPHS = "cuda-graph-impl inference-cuda-graph-* decode-only-cuda-graphs"
 
 KEPT_BEGINNINGS = (
-    "keys of known beginnings of prompts are used again unless --disable-prefix-caching",
+    "the dynamic engine uses keys of known beginnings again where it can, unless "
+    "--disable-prefix-caching",
     "inference-dynamic-batching-prefix-caching inference-dynamic-batching-prefix-caching-*",
 )
 
@@ -163,6 +164,7 @@ GENERATE = Tool(
     accepted=(
         *OF_INFERENCE,
         ("texts are written, and times by stages.benchmark", "benchmark-profile stream"),
+        ("stages.generate compiles a step only by its own name", "cuda-graph-impl"),
         ("keys and values are always kept", "recompute"),
     ),
     absent=(

@@ -62,6 +62,7 @@ def copied(index: Any, k: int, nprobe: int) -> OnGpus | None:
         return None
     options = faiss.GpuMultipleClonerOptions()  # type: ignore[attr-defined, unused-ignore]
     options.shard = True  # each GPU has a part of every list
+    options.allowCpuCoarseQuantizer = True  # for the kinds that are neither flat nor a graph
     try:
         with _lists_compared(index):
             copy = faiss.index_cpu_to_all_gpus(index, co=options)
@@ -83,17 +84,19 @@ def _lists_compared(index: Any) -> Iterator[None]:
     meanwhile."""
     lists: Any = faiss.try_extract_index_ivf(index)
     graph: Any = lists and faiss.downcast_index(lists.quantizer)
-    if not isinstance(graph, faiss.IndexHNSW):
+    graphs = (faiss.IndexHNSW, faiss.IndexNSG, faiss.IndexNNDescent)
+    if not issubclass(type(graph), graphs):
         yield
         return
-    is_own, plain = lists.own_fields, faiss.IndexFlat(graph.d, graph.metric_type)
+    plain: Any = faiss.IndexFlat(graph.d, graph.metric_type)
     plain.add(graph.reconstruct_n(0, graph.ntotal))
-    lists.own_fields, lists.quantizer = False, plain
+    is_own, lists.own_fields, lists.quantizer = lists.own_fields, False, plain
     try:
         yield
     finally:
         lists.quantizer, lists.own_fields = graph, is_own
-        graph.this.disown()  # type: ignore[attr-defined, unused-ignore] # the inverted file's again
+        graph.this.disown()  # it belongs to the inverted file again
+        plain.this.acquire()  # and these to Python, which frees them
 
 
 def _is_on_gpus(copy: Any) -> bool:

@@ -30,7 +30,7 @@ from trainyard.training.loop.build import (
     should_compile,
     whole_parameter_count,
 )
-from trainyard.training.loop.data import RunData, build_run_data
+from trainyard.training.loop.data import RunData, build_run_data, check_whole_sets
 from trainyard.training.loop.events import Callback
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.loop.length import length_of, optimizer_schedule_of
@@ -110,6 +110,7 @@ class Trainer:
         saves = (training.save_interval, between)
         self._attempt = Attempt(self.folder, groups.dims.world_size, saves)
         self.data = self._build_data()
+        check_whole_sets(config, self.data)
 
     def run(self) -> Result:
         """Train from the newest checkpoint to the end, and list the files."""

@@ -139,6 +139,25 @@ def test_a_copy_compares_all_lists_where_the_index_has_a_graph(
     np.testing.assert_array_equal(faiss_index.search(index, VECTORS[:50], 5, 4, 64)[1], before[1])
 
 
+def test_centers_that_stood_in_for_a_graph_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = faiss_index.create(16, "IVF16_HNSW4,Flat")
+    faiss_index.train(index, VECTORS)
+    seen: list[Any] = []
+
+    def clone(index: Any, co: Any) -> Any:
+        seen.append(faiss.downcast_index(faiss.try_extract_index_ivf(index).quantizer))
+        raise RuntimeError("no room")
+
+    made: list[Any] = []
+    plain = faiss.IndexFlat
+    monkeypatch.setattr(faiss, "IndexFlat", lambda *args: made.append(plain(*args)) or made[-1])
+    with_gpus(monkeypatch, clone)
+    assert copied(index, 5, 4) is None
+    assert seen[0].ntotal == 16
+    assert made[0].this.own(), "Python frees them"
+    assert not isinstance(faiss.downcast_index(index.quantizer), plain)
+
+
 def test_shards_in_files_of_their_own_are_searched_on_the_cpu(
     index: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -154,16 +154,18 @@ class Compiler:
 @contextmanager
 def patched_compiler(compiler: Compiler) -> Iterator[None]:
     """torch.compile with that compiler, without caches and without a build of any kernel."""
-    from torch._inductor import async_compile, compile_fx, config, cpp_builder
+    from torch._inductor import async_compile, compile_fx, config, cpp_builder, cpu_vec_isa
 
     alone = partial(compile_fx.compile_fx, inner_compile=compiler.compile)
-    settings = {"force_disable_caches": True, "cpp.vec_isa_ok": False, "cpp.threads": 1}
+    settings = {"force_disable_caches": True, "cpp.threads": 1}
     torch._dynamo.reset()
     with (
         config.patch(settings),
+        torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit),
         mock.patch.object(compile_fx, "compile_fx", alone),
         mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", return_value=None),
-        # Both look for a compiler, which need not be there.
+        # These look for a compiler, which need not be there.
+        mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=[]),
         mock.patch.object(cpp_builder, "is_msvc_cl", return_value=False),
         mock.patch.object(cpp_builder, "is_gcc", return_value=False),
     ):

@@ -117,6 +117,7 @@ def config_of(kind: str) -> PretrainConfig:
             train_iters=4,
             eval_iters=0,
             compile_layers="on",
+            device="cpu",
         ),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +23,18 @@ from tests.trainyard.training.small_gpt import (
     model_of,
     run_data,
 )
+from trainyard.config import from_dict
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.loader import collate
 from trainyard.datasets.sampler import WholeShare
+from trainyard.errors import ConfigError
+from trainyard.parallel.config import ParallelConfig
 from trainyard.training.logging.console import Console
 from trainyard.training.logging.jsonl import JsonLines
 from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.tensorboard import TensorBoard
+from trainyard.training.loop.batch_size import BatchSize
+from trainyard.training.loop.data import RunData, check_whole_sets
 from trainyard.training.loop.events import Callback
 from trainyard.training.loop.ledger import EvaluationLosses, StepRecord
 from trainyard.training.loop.state import TrainState
@@ -90,6 +96,46 @@ def test_full_validation_is_the_mean_over_every_token_of_the_set() -> None:
     mean = (losses * batch["loss_mask"]).sum() / batch["loss_mask"].sum()
     assert records[-1].validation_loss == pytest.approx(float(mean), rel=1e-6)
     assert records[-1].validation_losses is None
+
+
+def checked(parallel: dict[str, Any], valid: int, test: int, *, full: bool = True) -> None:
+    """Two ranks with micro-batches of 2, eval_iters 3."""
+    data = RunData(
+        DataConfig(data_path=("none",), full_validation=full),
+        Counting(),
+        (("a", Shifted(0, valid)),),
+        BatchSize(4, 2, 2),
+        test=(("b", Shifted(0, test)),),
+    )
+    config: Any = SimpleNamespace(
+        training=replace(TRAINING, eval_iters=3), parallel=from_dict(ParallelConfig, parallel)
+    )
+    check_whole_sets(config, data)
+
+
+EXPERTS = {"expert_model_parallel_size": 2}
+SHARDED = {"data_parallel_sharding_strategy": "optim_grads_params"}
+PIPELINE = {"pipeline_model_parallel_size": 2}
+
+
+@pytest.mark.parametrize("parallel", [EXPERTS, SHARDED, EXPERTS | PIPELINE])
+def test_ranks_that_wait_for_each_other_measure_only_sets_that_divide(
+    parallel: dict[str, Any],
+) -> None:
+    checked(parallel, 8, 12)
+    checked(parallel, 7, 12, full=False)
+    with pytest.raises(ConfigError, match="validation set 'a' is measured whole, and its 6 sam"):
+        checked(parallel, 6, 12)
+    with pytest.raises(ConfigError, match="test set 'b' is measured whole, and its 10 samples"):
+        checked(parallel, 8, 10)
+    checked(PIPELINE, 7, 5)  # replicas that only add up their losses
+
+
+def test_a_part_of_a_micro_batch_is_for_weights_in_shards_alone() -> None:
+    checked(SHARDED, 7, 12)  # two passes on each rank
+    for parallel in (EXPERTS, EXPERTS | PIPELINE):
+        with pytest.raises(ConfigError, match="must compute the same micro-batches"):
+            checked(parallel, 7, 12)
 
 
 def test_each_set_is_measured_by_itself_and_shown_by_number() -> None:

@@ -162,7 +162,8 @@ def check_reordered(weight: Tensor) -> None:
     if out % OUT_ROWS or size % IN_ROWS:
         raise ConfigError(
             f"a matrix of {out} outputs and {size} inputs is not stored with --layout modelopt: "
-            f"TensorRT-LLM takes multiples of {OUT_ROWS} and {IN_ROWS}; use --method fp8"
+            f"TensorRT-LLM takes multiples of {OUT_ROWS} and {IN_ROWS}; use --method fp8 without "
+            "--layout"
         )
 
 

@@ -13,8 +13,10 @@ from trainyard.datasets.index_cache import IN_MEMORY, IndexCache
 from trainyard.datasets.loader import Batch, ExternalData, build_loader, load, sample_groups
 from trainyard.datasets.sample_format import Dataset
 from trainyard.datasets.sampler import SamplerShape, WholeShare
+from trainyard.errors import ConfigError
 from trainyard.models.families import family_of
 from trainyard.models.family import SampleOptions
+from trainyard.parallel.data_config import FULLY_SHARDED, STRATEGY
 from trainyard.parallel.pipeline.runner import FULL
 from trainyard.retrieval.shape import NeighborShape
 from trainyard.tokenizers.base import Tokenizer
@@ -77,6 +79,13 @@ class RunData:
             else:
                 yield self._part(name, dataset, 0, eval_iters)
 
+    def whole_sets(self, eval_iters: int) -> Iterator[tuple[str, Dataset]]:
+        """The sets that are measured whole, each with what it is."""
+        if self.config.full_validation:
+            yield from ((f"validation set {name!r}", one) for name, one in self.valid)
+        wanted = eval_iters * self.batch_size.global_batch_size
+        yield from ((f"test set {name!r}", one) for name, one in self.test if len(one) < wanted)
+
     def _whole(self, name: str, dataset: Dataset) -> Measurement:
         size = self.batch_size
         share = WholeShare(len(dataset), size.micro_batch_size, size.dp, self.dp_rank)
@@ -129,6 +138,33 @@ def build_run_data(
         return found
     shape = family.neighbor_shape(config.model)
     return _with_neighbors(found, config, shape, sizes, length.consumed)
+
+
+def check_whole_sets(config: PretrainConfig, data: RunData) -> None:
+    """ConfigError for a set that is measured whole and gives replicas unequal passes, where their
+    forward passes wait for each other: those that share experts or weights."""
+    parallel, size = config.parallel, data.batch_size
+    if size.dp == 1:
+        return
+    shares_experts = parallel.expert_model_parallel_size > 1
+    if shares_experts:
+        shared = f"experts (--expert-model-parallel-size {parallel.expert_model_parallel_size})"
+    elif parallel.data_parallel.sharding in FULLY_SHARDED:
+        shared = f"weights ({STRATEGY} {parallel.data_parallel.sharding})"
+    else:
+        return
+    for name, dataset in data.whole_sets(config.training.eval_iters):
+        full, rest = divmod(len(dataset), size.micro_batch_size)
+        # One that is not full passes a pipeline alone, and experts want rows alike on every rank.
+        is_uneven = rest and (parallel.pipeline_model_parallel_size > 1 or shares_experts)
+        if is_uneven or (full + bool(rest)) % size.dp:
+            raise ConfigError(
+                f"{name} is measured whole, and its {len(dataset):,} samples are no multiple of "
+                f"--micro-batch-size {size.micro_batch_size} x {size.dp} data-parallel ranks: "
+                f"ranks that share {shared} must compute the same micro-batches. Leave "
+                "--full-validation out, lower --eval-iters, or choose a --micro-batch-size that "
+                "fits"
+            )
 
 
 def _with_neighbors(

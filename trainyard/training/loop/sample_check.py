@@ -50,6 +50,7 @@ class ExpectedSamples:
         if ahead is None or len(ahead) < num_microbatches:
             # Near its end, the data has fewer.
             groups = [*islice(self._groups, STEPS_AHEAD * num_microbatches)]
+            assert groups, "the order of the data has ended"
             places = np.concatenate(groups).reshape(len(groups), *groups[0].shape)[:, dp_ranks]
             read = self._ids(places.ravel()).reshape(*places.shape, 2)
             ahead = read if ahead is None else np.concatenate([ahead, read])
