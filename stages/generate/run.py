@@ -85,6 +85,8 @@ class BatchWork:
     ) -> None:
         self.config, self.generator, self.prompts = config, generator, prompts
         self._compiled: Decoder | None = None
+        self._longest = 0
+        """Tokens of a prompt without neighbours, once they are checked."""
         self.requests = TextRequests(
             generator,
             config.sampling,
@@ -121,7 +123,9 @@ class BatchWork:
     def check_prompts(self) -> None:
         """Refuse a prompt that is too long, before any work is done."""
         for number, prompt in enumerate(self.prompts):
-            self.requests.make(self.tokens(prompt), number, prompt.name)
+            request = self.requests.make(self.tokens(prompt), number, prompt.name)
+            if prompt.neighbors is None:
+                self._longest = max(self._longest, len(request.prompt))
 
     def rows(self, batch: int) -> list[Row]:
         """The lines of a batch."""
@@ -155,9 +159,10 @@ class BatchWork:
             )
         size = min(self.config.inference_max_requests, len(self.prompts))
         if self._compiled is None:
-            longest = max(len(self.tokens(prompt)) for prompt in self.prompts)
             self._compiled = build_decoder(
-                *(self.generator, size, longest, count), compiled=True, kv_dtype=self._kv_dtype
+                *(self.generator, size, self._longest, count),
+                compiled=True,
+                kv_dtype=self._kv_dtype,
             )
         return PaddedDecoder(self._compiled, size)
 

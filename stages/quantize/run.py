@@ -13,8 +13,8 @@ from trainyard.artifacts import store
 from trainyard.artifacts.urls import is_hidden
 from trainyard.checkpoint.stored_step import StoredStep, check_step
 from trainyard.conversion.detect import loader_for, refuse_unfit
-from trainyard.conversion.huggingface.compressed import MODELOPT_CONFIG, Quantization
-from trainyard.conversion.huggingface.folder import write_hf_folder
+from trainyard.conversion.huggingface.compressed import Quantization
+from trainyard.conversion.huggingface.folder import WEIGHT_FILES, write_hf_folder
 from trainyard.conversion.loaders import open_source
 from trainyard.conversion.write_native import check_source
 from trainyard.errors import ConfigError
@@ -27,8 +27,6 @@ from trainyard.parallel.groups import ALONE
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", MODELOPT_CONFIG)
-"""How the names of files end by which loaders find weights and their format."""
 
 
 def run(config: QuantizeConfig, stage: StageRun) -> dict[str, Any]:
@@ -43,11 +41,13 @@ def run(config: QuantizeConfig, stage: StageRun) -> dict[str, Any]:
     )
     with open_source(config.load_dir, loader) as source:
         check_source(source)
+        if config.layout == "modelopt" and any(s.dtype == "F32" for s in source.specs.values()):
+            log.warning("weights in fp32: TensorRT-LLM computes such models in bf16 or fp16")
         sizes = [spec.size_bytes for n, spec in source.specs.items() if n.startswith("model.")]
         with stage.progress(None, "bytes", "quantize") as progress:
             write_hf_folder(source, config.num_shards, stage.open, progress.update, quantization)
         step = source.step
-    written = [r.size_bytes for name, r in stage.records.items() if name.endswith(WEIGHTS[0])]
+    written = [r.size_bytes for name, r in stage.records.items() if name.endswith(".safetensors")]
     metrics: dict[str, Any] = {"bytes_before": sum(sizes), "bytes_after": sum(written)}
     if config.valid_data is not None:
         metrics |= perplexities(config, stage)
@@ -90,7 +90,10 @@ def refuse_strangers(config: QuantizeConfig, stage: StageRun) -> None:
     strange = [
         name
         for name in store.list_files(config.save_dir)
-        if "/" not in name and not is_hidden(name) and name.endswith(WEIGHTS) and name not in ours
+        if "/" not in name
+        and not is_hidden(name)
+        and name.endswith(WEIGHT_FILES)
+        and name not in ours
     ]
     if strange:
         raise ConfigError(

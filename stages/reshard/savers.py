@@ -12,7 +12,7 @@ from stages.reshard.steps import OF_MEGATRON, refuse_strangers, save_files
 from stages.runtime.context import Replacing, StageRun, replacing
 from trainyard.checkpoint.reshard import OpenFile
 from trainyard.conversion.huggingface.architecture import LLAMA, MISTRAL, architecture
-from trainyard.conversion.huggingface.folder import write_hf_folder
+from trainyard.conversion.huggingface.folder import WEIGHT_FILES, write_hf_folder
 from trainyard.conversion.megatron.folder import marks_of
 from trainyard.conversion.megatron.names import ModelClass
 from trainyard.conversion.megatron.write import write_megatron
@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 Save = Callable[[ReshardConfig, StageRun, Source, str], None]
 """Writes a source; the last argument is the loader that read it."""
-
-WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 
 
 def save_trainyard(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
@@ -51,7 +49,7 @@ def save_hf(config: ReshardConfig, stage: StageRun, source: Source, loader: str)
     """Write a folder that `from_pretrained` loads."""
     architecture(source.config)  # raises before any file is written
     check_source(source)
-    refuse_strangers(config, stage, lambda name: "/" not in name and name.endswith(WEIGHTS))
+    refuse_strangers(config, stage, lambda name: "/" not in name and name.endswith(WEIGHT_FILES))
     with stage.progress(_size(source, "model."), "bytes", "reshard") as progress:
         write_hf_folder(source, config.shards, stage.open, progress.update)
 
@@ -87,7 +85,7 @@ def _save_meta(config: ReshardConfig, stage: StageRun, source: Source) -> None:
 def _is_of_meta(name: str) -> bool:
     """Whether loaders of this layout, or --loader auto, would take a file for the model."""
     return "/" not in name and bool(
-        name in (PARAMS, "config.json") or SLICE.fullmatch(name) or name.endswith(WEIGHTS)
+        name in (PARAMS, "config.json") or SLICE.fullmatch(name) or name.endswith(WEIGHT_FILES)
     )
 
 

@@ -66,14 +66,14 @@ def copied(index: Any, k: int, nprobe: int) -> OnGpus | None:
     try:
         with _lists_compared(index):
             copy = faiss.index_cpu_to_all_gpus(index, co=options)
+        if nprobe:
+            faiss.GpuParameterSpace().set_index_parameter(copy, "nprobe", nprobe)  # type: ignore[attr-defined, unused-ignore]
     except RuntimeError as error:
         log.warning("searching on the CPU: faiss has no GPU index of it: %s", error)
         return None
     if not _is_on_gpus(copy):
         log.info("searching on the CPU: faiss has no GPU index of a %s", type(index).__name__)
         return None
-    if nprobe:
-        faiss.GpuParameterSpace().set_index_parameter(copy, "nprobe", nprobe)  # type: ignore[attr-defined, unused-ignore]
     log.info("searching on GPUs num_gpus=%d", num_gpus())
     return OnGpus(copy)
 

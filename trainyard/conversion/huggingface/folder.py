@@ -38,6 +38,11 @@ from trainyard.tokenizers.carried import DESCRIPTION
 log = logging.getLogger(__name__)
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+WEIGHT_FILES = (
+    *(".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json"),
+    MODELOPT_CONFIG,
+)
+"""How the names of files end by which loaders find weights and their format."""
 
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Fields that config.json and generation_config.json both have."""
