@@ -43,6 +43,7 @@ def cancelled_after_a_step(block: ContainerJob) -> float:
     async def whole() -> float:
         run = await block.trigger()
         waiting = asyncio.create_task(run.wait_for_completion())
+        await asyncio.sleep(0)  # a task that has not begun would end at once, and stop nothing
         await until(lambda: "step 1\n" in text_of(block))
         began = time.monotonic()
         for _ in range(3):
