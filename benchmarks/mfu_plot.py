@@ -72,15 +72,7 @@ def picture(made: LineChart) -> Markup:
         )
         for row, one in enumerate(made.series)
     ]
-    plot = element(
-        "svg",
-        made.plot(has_bands=False),
-        x=LEFT,
-        y=TOP,
-        width=WIDTH - LEFT - RIGHT,
-        height=HEIGHT - TOP - BOTTOM,
-        overflow="visible",
-    )
+    plot = made.inset(LEFT, TOP, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM)
     return element(
         "svg",
         element("title", made.description),

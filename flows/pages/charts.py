@@ -73,15 +73,7 @@ def loss_curve(ledger: bytes, url: str, title: str) -> str | None:
         )
         for number, one in enumerate(chart.series)
     ]
-    plot = element(
-        "svg",
-        chart.plot(has_bands=False),
-        x=LEFT,
-        y=TOP,
-        width=WIDTH - LEFT - RIGHT,
-        height=HEIGHT - TOP - BOTTOM,
-        overflow="visible",
-    )
+    plot = chart.inset(LEFT, TOP, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM)
     return element(
         "svg",
         element("style", Markup(STYLE)),

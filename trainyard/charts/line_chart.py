@@ -115,6 +115,11 @@ class LineChart:
         )
         return join([self._axes(), curves, *(self._bands() if has_bands else [])])
 
+    def inset(self, x: int, y: int, width: int, height: int) -> Markup:
+        """The plot at a place of another picture, without what a pointer shows."""
+        plot = self.plot(has_bands=False)
+        return element("svg", plot, x=x, y=y, width=width, height=height, overflow="visible")
+
     def _spaced(self, limit: int) -> tuple[list[float], list[dict[float, float]], int]:
         """At most `limit` steps, the values of each curve there, and the number of all steps."""
         total = sum(1 for _ in self._steps())
