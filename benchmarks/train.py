@@ -13,7 +13,8 @@ computes in bf16, so it is no peer with --fp8-format. Each figure is told on std
 With --profile the run takes three steps more, under torch's profiler; the table of their kernels
 (`benchmarks.kernel_table`) follows, and lies beside the trace as kernels.md and kernels.json.
 Memory is the peak of torch's allocator on the first rank, and in brackets what `stages.plan` says
-as a share of it, where it counts the tensors of the shape."""
+as a share of it, where it counts the tensors of the shape. The time to the first step is from the
+start of the command to the end of that step."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -133,7 +135,8 @@ def measure_stage(
     words: list[str], save: Path, shape: Shape, gpus: int, planned: float
 ) -> dict[str, float]:
     """Medians of one run of the stage, per GPU. planned: bytes, for their share of the peak."""
-    drawn, said = {}, []
+    drawn, said, seen = {}, [], 0.0
+    begun = time.monotonic()
     state: Future[dict[str, float]] | None = None
     # The question takes longer than some steps, and lines must be read as they come.
     with (
@@ -147,6 +150,7 @@ def measure_stage(
             said.append(line)
             if logged := LOGGED.search(line):
                 drawn[int(logged[1])] = joules()
+                seen = seen or time.monotonic() - begun
                 if int(logged[1]) == STEPS:  # within the timed steps
                     state = asked.submit(gpu_state)
     if process.returncode:
@@ -158,10 +162,12 @@ def measure_stage(
     # A run that had ended before logs nothing: its timings are there, its energy is not.
     begin, end = (drawn.get(step, math.nan) for step in (WARMUP, STEPS + WARMUP))
     peak = max(line["memory_bytes"] for line in steady)
+    before = sum(line["ms"] for line in lines if 1 < line["step"] <= min(drawn, default=0)) / 1e3
     return {
         "tokens_per_second": rate,
         "mfu": share_of_peak(shape, rate),
         "gigabytes": peak / 1e9,
+        "first_step_seconds": seen - before if seen else math.nan,
         "planned_over_peak": planned / peak,
         "joules_per_token": (end - begin) / (STEPS * tokens / gpus),
         **(state.result() if state else {}),
@@ -210,9 +216,12 @@ def cells(figures: dict[str, float]) -> str:
     """As the table shows them."""
     planned = figures.get("planned_over_peak", math.nan)
     plan = "" if math.isnan(planned) else f" (plan {100 * planned:.1f} %)"
+    first = figures.get("first_step_seconds", math.nan)
+    started = "" if math.isnan(first) else f", first step after {first:.0f} s"
     return (
         f"{figures['tokens_per_second']:,.0f} tok/s, {100 * figures['mfu']:.1f} %, "
         f"{figures['gigabytes']:.1f} GB{plan}, {1e3 * figures['joules_per_token']:.2f} mJ"
+        f"{started}"
     )
 
 

@@ -1,10 +1,12 @@
-"""The mixer of Mamba-2 by our kernels against plain torch.
+"""The mixer of Mamba-2 by our kernels, and by those of mamba-ssm and causal-conv1d where they are
+installed, against plain torch.
 
 python -m pytest -m gpu tests/gpu/test_mamba.py"""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from trainyard.attention.masks import AttentionMask
 from trainyard.models.mamba.config import MambaConfig
+from trainyard.models.mamba.fused import SsmKernels
+from trainyard.models.mamba.kernels import PACKAGES, MambaBackend
 from trainyard.models.mamba.mixer import MambaMixer
 
 pytestmark = [
@@ -22,6 +26,8 @@ pytestmark = [
 
 SHAPES = [(2, 300, 1, 3, 64, 128), (1, 64, 2, 2, 16, 16), (3, 130, 2, 4, 32, 64)]
 """b, l, g, r, p, n."""
+FP32 = {"triton": 1e-4, "mamba_ssm": 5e-3}
+"""Bounds in fp32; mamba-ssm multiplies in TF32."""
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -59,6 +65,7 @@ def answers(mixer: MambaMixer, x: Tensor, mask: AttentionMask, compiled: bool) -
     return [out, *torch.autograd.grad(out, [leaf, *mixer.parameters()], grad)]
 
 
+@pytest.mark.parametrize("backend", ["triton", "mamba_ssm"])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("documented", [False, True])
 @pytest.mark.parametrize("dt_max", [None, 0.8])
@@ -70,13 +77,18 @@ def test_the_mixer(
     dt_max: float | None,
     documented: bool,
     compiled: bool,
+    backend: MambaBackend,
 ) -> None:
+    if backend == "mamba_ssm" and not all(map(importlib.util.find_spec, PACKAGES)):
+        pytest.skip(f"needs {' and '.join(PACKAGES)}")
     b, length = shape[:2]
     plain = mixer_of(shape, dt_max)
     plain.backend = "torch"
     ours = copy.deepcopy(plain).to(dtype)
     narrow = copy.deepcopy(ours)
-    ours.backend = "triton"
+    ours.backend = backend
+    if backend == "mamba_ssm":
+        ours._ssm = SsmKernels()
     x = draw(length, b, 32, seed=50)
     # Also where a chunk ends, and just behind that.
     places = torch.tensor([[0, 17 + row, 64, 65, length - 5, length] for row in range(b)]).cuda()
@@ -85,7 +97,7 @@ def test_the_mixer(
     rounded = answers(narrow, x, mask, False)
     for index, (one, plainly, exact) in enumerate(zip(found, rounded, right, strict=True)):
         # In bf16 hardly further from fp32 than plain torch in bf16; sums of a few heads are noisy.
-        least = 1e-4 if dtype == torch.float32 else 3e-2
+        least = FP32[backend] if dtype == torch.float32 else 3e-2
         bound = max(least, 1.5 * apart(plainly, exact))
         assert apart(one, exact) < bound, f"of number {index}: {apart(one, exact)}, {bound}"
 
