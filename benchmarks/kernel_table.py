@@ -36,7 +36,8 @@ GROUPS = {
     "norms and elementwise": r"^triton_",
     "NCCL": r"nccl",
     "copies": r"^mem(cpy|set)|direct_copy|catarraybatchedcopy|^aten::(copy_|cat|fill_|zero_)$",
-    "attention": r"flash|fmha|attention|sdpa|^_attend",
+    # cuDNN's backward pass has kernels before and after it.
+    "attention": r"flash|fmha|attention|sdpa|^_attend|cudnn::fusion::(compute_dot|convert_dq)",
     "matrix products": r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitk|^_product$",
     "optimizer": r"multi_tensor|foreach|adam|^_update$",
     "gradient sums": r"^_accumulate$",

@@ -86,7 +86,8 @@ def batch_size(shape: Shape, layout: str, gpus: int, accumulate: int) -> int:
 def profile_flags(save: Path) -> tuple[list[str], Path]:
     """(flags of the stage that profile the steps after the timed ones, the trace of rank 0)."""
     first, last = STEPS + WARMUP, STEPS + WARMUP + PROFILED
-    flags = ["--train-iters", str(last), "--profile", "--use-pytorch-profiler"]
+    # One step more, since the last ends with a save.
+    flags = ["--train-iters", str(last + 1), "--profile", "--use-pytorch-profiler"]
     flags += ["--profile-step-start", str(first), "--profile-step-end", str(last)]
     return flags, save / "logs" / f"profile-rank0000-steps-{first + 1}-{last}.json.gz"
 
@@ -231,7 +232,7 @@ def measure_ours(
     """(figures of the stage, its trace with --profile)."""
     layout, gpus, accumulate = args.layout, args.gpus, args.accumulate
     batch = shape.mbs * accumulate * gpus
-    prefix = write_tokens(folder, shape, batch * (STEPS + WARMUP + PROFILED + 1))
+    prefix = write_tokens(folder, shape, batch * (STEPS + WARMUP + PROFILED + 2))
     kind = "profile" if args.profile else "run"
     save = folder / f"{kind}-{shape.name}-{layout or 'one'}-{accumulate}"
     words = command(shape, layout, gpus, accumulate, prefix, save) + extra

@@ -3,6 +3,7 @@ layer stay in 16."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 
 import torch
@@ -38,12 +39,26 @@ def report_fp8(recipe: Fp8Recipe, device: torch.device, *, say: bool = True) -> 
         check_device(recipe, torch.cuda.get_device_capability(device), torch.version.cuda)
         how = "tensor cores"
         if recipe.backend == "transformer_engine":
+            _load_engine()
             how += " by its casts and products, asked for with --fp8-backend"
     if say:
         log.info(
             "fp8 format=%s recipe=%s backend=%s: %s",
             *(recipe.format, recipe.scaling, recipe.backend, how),
         )
+
+
+def _load_engine() -> None:
+    """Before anything runs on the GPU: where the system has a cuDNN beside torch's, it loads that,
+    which fails once torch has loaded the parts of its own."""
+    try:
+        importlib.import_module("transformer_engine.pytorch")
+    except (ImportError, OSError) as error:
+        raise ConfigError(
+            f"--fp8-backend transformer_engine: Transformer Engine does not load: {error}. Name "
+            "the cuDNN of this torch in CUDNN_HOME (the folder nvidia/cudnn beside torch), or give "
+            "--fp8-backend torch"
+        ) from error
 
 
 def check_backend(recipe: Fp8Recipe, device: Device) -> None:

@@ -12,6 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROW_CHANNELS = 8
+"""causal-conv1d takes rows that are a multiple of so many numbers apart. In the projection they are
+if this rank's number of heads is."""
+
 
 class SsmKernels:
     """Those of the packages, which autograd runs by functions of their own, so that torch.compile
@@ -25,6 +29,8 @@ class SsmKernels:
 def _ssm_conv(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
     """As `conv.causal_conv`."""
     causal_conv1d: Any = importlib.import_module("causal_conv1d")
+    if x.stride(1) % ROW_CHANNELS or x.stride(0) % ROW_CHANNELS:
+        x = x.contiguous()
     out: Tensor = causal_conv1d.causal_conv1d_fn(
         x.transpose(1, 2),
         weight.squeeze(1),
