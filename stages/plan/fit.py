@@ -93,7 +93,15 @@ def detail_of(config: PlanConfig) -> DetailedMemory | None:
     """Memory tensor by tensor, as trainyard allocates it; None with FP8, which it lacks."""
     if config.fp8_format is not None:
         return None
-    return detailed_memory(config.model, config.rows, config.layout())
+    layout = config.layout()
+    if config.precision().keeps_gradients(
+        config.optimizer,
+        num_microbatches=config.num_microbatches,
+        world_size=config.num_devices,
+    ):
+        width = 4 if config.number_format == "fp32" else 2
+        layout = dataclasses.replace(layout, gradient_bytes=width)
+    return detailed_memory(config.model, config.rows, layout)
 
 
 def device_bytes(config: PlanConfig) -> float:

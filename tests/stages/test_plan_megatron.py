@@ -58,15 +58,18 @@ def test_only_what_trainyard_has_is_counted_tensor_by_tensor() -> None:
 
 
 def test_formats_of_gradients_and_moments_count_tensor_by_tensor() -> None:
-    whole = plan(configure(bf16=True))["memory_detail_bytes"]
-    aware = plan(configure(**AWARE, bf16=True))["memory_detail_bytes"]
+    whole = plan(configure(bf16=True, world_size=2))["memory_detail_bytes"]
+    aware = plan(configure(**AWARE, bf16=True, world_size=2))["memory_detail_bytes"]
     assert aware["parameters"] == whole["parameters"]
     assert aware["gradients"] == whole["gradients"] / 2
     assert aware["optimizer"] == pytest.approx(whole["optimizer"] * 10 / 12)
-    offloaded = plan(configure(bf16=True, optimizer_cpu_offload=True))["memory_detail_bytes"]
-    assert (offloaded["optimizer"], offloaded["gradients"]) == (0, whole["gradients"])
-    fp16 = plan(configure(fp16=True, grad_reduce_in_fp16=True))["memory_detail_bytes"]
-    assert fp16["gradients"] == whole["gradients"] / 2
+    offloaded = plan(configure(bf16=True, world_size=2, optimizer_cpu_offload=True))
+    found = offloaded["memory_detail_bytes"]
+    assert (found["optimizer"], found["gradients"]) == (0, whole["gradients"])
+    fp16 = plan(configure(fp16=True, world_size=2, grad_reduce_in_fp16=True))
+    assert fp16["memory_detail_bytes"]["gradients"] == whole["gradients"] / 2
+    sole = plan(configure(bf16=True))["memory_detail_bytes"]  # nothing is added up
+    assert sole["gradients"] == whole["gradients"] / 2
     with pytest.raises(ConfigError, match="--exp-avg-dtype bf16 needs --use-precision-aware"):
         configure(exp_avg_dtype="bf16")
 

@@ -202,6 +202,15 @@ class PrecisionConfig:
             return "bf16"
         return "fp16" if self.grad_reduce_in_fp16 else "fp32"
 
+    def keeps_gradients(
+        self, optimizer: str, *, num_microbatches: int | None, world_size: int
+    ) -> bool:
+        """Whether gradients stay in the format of the weights: nothing is added up, so a wider sum
+        would hold the same numbers. num_microbatches: the most of a step. Adam reads them once;
+        the others compute in them."""
+        alone = num_microbatches == world_size == 1
+        return alone and optimizer == "adam" and not self.accumulate_allreduce_grads_in_fp32
+
     @property
     def moment_formats(self) -> dict[str, NumberFormat]:
         """Of Adam's moments that are not kept in the format of the main parameters, by name."""

@@ -193,7 +193,8 @@ class RunCallbacks:
         )
         if not self._is_built_in:
             return None, layout
-        return plan_memory(config.model, self._vocab_size, layout, config.precision), layout
+        kind = config.optimizer.optimizer
+        return plan_memory(config.model, self._vocab_size, layout, config.precision, kind), layout
 
     def check_memory(self) -> None:
         """Refuse a model whose weights and gradients alone exceed the memory of the device."""

@@ -253,6 +253,11 @@ class Trainer:
             # Only the author of a model knows whether its layers compile.
             compile_layers=should_compile(compiled, self.device)
             and (self._is_built_in or compiled == "on"),
+            keeps_gradients=config.precision.keeps_gradients(
+                config.optimizer.optimizer,
+                num_microbatches=self.length.batch_size_schedule.most_microbatches,
+                world_size=self.groups.dims.world_size,
+            ),
         )
 
     def _workload(self) -> Workload:

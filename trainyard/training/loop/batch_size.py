@@ -61,6 +61,11 @@ class BatchSizeSchedule:
         """The last size, which validation uses, and in which iterations are counted."""
         return self._size(self.phases[-1])
 
+    @property
+    def most_microbatches(self) -> int:
+        """Of a rank in a step."""
+        return max(self._size(phase).num_microbatches for phase in self.phases)
+
     def at(self, consumed: int) -> BatchSize:
         """The batch of the step after this many samples."""
         return self._size(self._phase(consumed))

@@ -103,17 +103,20 @@ def build_train_module(
     *,
     own_positions: bool = False,
     compile_layers: bool = False,
+    keeps_gradients: bool = False,
     no_decay: Callable[[str, torch.Tensor], bool] | None = None,
 ) -> TrainModule:
     """This rank's part of a model in training; the caller fills its weights.
 
-    no_decay: selects parameters without weight decay by global name; unset: vectors."""
+    keeps_gradients: as in `data_parallel_parts`. no_decay: selects parameters without weight decay
+    by global name; unset: vectors."""
     chunks = build_chunks(provider, sizes, parallel, precision, groups, device)
     copies = _copied_names(chunks)
     gradients = [
         data_parallel_parts(
             *(chunk, parallel.data_parallel, precision, groups, copies, device),
             always_flat=optimizer_config.offloaded > 0.0,
+            keeps_gradients=keeps_gradients,
         )
         for chunk in chunks
     ]

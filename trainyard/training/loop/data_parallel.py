@@ -36,10 +36,12 @@ def data_parallel_parts(
     device: torch.device,
     *,
     always_flat: bool = False,
+    keeps_gradients: bool = False,
 ) -> list[Chunk]:
     """The parameters of a chunk over the ranks that hold the same weights. Those of routed experts
     are apart where other ranks hold them. copies: names of those that repeat
-    another's. always_flat: as in DataParallel."""
+    another's. always_flat: as in DataParallel. keeps_gradients: in the format of their parameters,
+    as there is nothing to add up (`PrecisionConfig.keeps_gradients`)."""
     if is_fully_sharded(config, groups):
         return _fully_sharded(chunk, config, precision, groups, device)
     named = list(chunk.named_parameters())
@@ -52,7 +54,7 @@ def data_parallel_parts(
             group,
             config,
             shards=shards,
-            grad_dtype=grads_dtype(precision),
+            grad_dtype=None if keeps_gradients else grads_dtype(precision),
             alone={EMBEDDING, *copies},
             fp8=fp8,
             of_experts=of_experts,

@@ -96,6 +96,7 @@ def plan_memory(
     padded_vocab_size: int,
     layout: ParallelLayout,
     precision: PrecisionConfig,
+    optimizer: str = "adam",
 ) -> MemoryPlan:
     """The bytes of a rank. In fp32 the weights are their own main copy, and activations are twice
     as large."""
@@ -106,7 +107,10 @@ def plan_memory(
     activations = family.activation_bytes(config, padded_vocab_size, layout) / layout.cp
     shards = layout.shards(layout.dp)
     is_whole = shards.gradients == 1  # sharded ones are fp32
-    grads = 2 if precision.grads_format != "fp32" and is_whole else GRADIENT_BYTES
+    ranks, count = layout.tp * layout.pp * layout.dp, layout.num_microbatches
+    is_kept = precision.keeps_gradients(optimizer, num_microbatches=count, world_size=ranks)
+    is_narrow = precision.grads_format != "fp32" or (is_kept and not is_fp32)
+    grads = 2 if is_narrow and is_whole else GRADIENT_BYTES
     return MemoryPlan(
         parameters=shard * (4 if is_fp32 else PARAMETER_BYTES) / shards.parameters,
         gradients=shard * grads / shards.gradients,
