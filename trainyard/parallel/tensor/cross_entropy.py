@@ -3,7 +3,11 @@
 Between forward and backward it keeps the logits unchanged (bf16 in mixed precision) and one fp32
 number per token. The fp32 softmax exists for a few rows at a time, and the gradient overwrites the
 logits. torch's own keeps fp32 log-probabilities and makes two more copies: 12 bytes a logit
-more. Under `torch.compile` the same formulas are one fused pass, not in chunks and not in place.
+more. On a GPU with Triton, kernels read the logits once forward and once backward.
+
+Under `torch.compile` the same formulas are one fused pass, not in chunks. The forward kernel serves
+there too. The backward one does not: a compiler copies what an operator overwrites, while its own
+fused pass may take the memory of the logits.
 
 Padding of the vocabulary takes no part: the sums use a narrow view of the logits, and its gradient
 is zero. That needs no copy, since the kernel that writes the gradient writes the zeros as well.
@@ -20,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from trainyard.kernels.available import TRITON
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.tensor.collectives import all_reduce
 
@@ -46,12 +51,13 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         """logits: (N, v), of which the first `width` count; local: (N), place of the label among
         them, if there. Returns (N)."""
-        real = logits.narrow(-1, 0, width)
-        highest = all_reduce(_highest(real), group, "max")
-        parts = [_sums(*chunk) for chunk in _chunks(real, local, highest)]
-        exponentials, of_labels = all_reduce(torch.cat(parts), group).unbind(dim=1)
+        if has_kernels(logits):
+            logits = logits.contiguous()
+            highest, exponentials, of_labels = _reduced_by_kernel(logits, local, width, group)
+        else:
+            highest, exponentials, of_labels = _reduced(logits, local, width, group)
         log_sum = exponentials.log()
-        ctx.save_for_backward(logits, local, highest.squeeze(1) + log_sum)
+        ctx.save_for_backward(logits, local, highest + log_sum)
         ctx.width, ctx.is_spent = width, False
         losses: Tensor = log_sum - of_labels
         return losses
@@ -64,11 +70,65 @@ class _CrossEntropy(torch.autograd.Function):
         if ctx.is_spent:
             raise RuntimeError("the logits of this cross entropy have become their gradient")
         ctx.is_spent = True
+        if has_kernels(logits):
+            from trainyard.kernels.cross_entropy import cross_entropy_backward
+
+            cross_entropy_backward(logits, local, log_norm, grad, ctx.width)
+            return logits, None, None, None
         real = logits.narrow(-1, 0, ctx.width)
         for rows in _chunks(real, local, log_norm, grad):
             rows[0].copy_(_gradient(*rows))
         logits.narrow(-1, ctx.width, logits.shape[-1] - ctx.width).zero_()
         return logits, None, None, None
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether our own kernels serve tensors where this one is."""
+    return TRITON and tensor.is_cuda
+
+
+def _reduced_by_kernel(
+    logits: Tensor, local: Tensor, width: int, group: ProcessGroup | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_reduced`: sums of this rank alone, above a maximum of its own, which are then scaled."""
+    own, exponentials, of_labels = _parts_op(logits, local, width).unbind()
+    highest = all_reduce(own, group, "max")
+    is_here = (local >= 0) & (local < width)
+    sums = torch.stack(
+        (
+            exponentials * (own - highest).exp(),
+            (of_labels - highest).masked_fill(~is_here, 0.0),
+        )
+    )
+    exponentials, of_labels = all_reduce(sums, group).unbind()
+    return highest, exponentials, of_labels
+
+
+@torch.library.custom_op("trainyard::cross_entropy_parts", mutates_args=(), device_types="cuda")
+def _parts_op(logits: Tensor, local: Tensor, width: int) -> Tensor:
+    from trainyard.kernels.cross_entropy import cross_entropy_parts
+
+    return cross_entropy_parts(logits, local, width)
+
+
+@_parts_op.register_fake
+def _(logits: Tensor, local: Tensor, width: int) -> Tensor:
+    return logits.new_empty((3, logits.shape[0]), dtype=torch.float32)
+
+
+# --- in plain torch ----------------------------------------------------------------------------
+
+
+def _reduced(
+    logits: Tensor, local: Tensor, width: int, group: ProcessGroup | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Over the whole vocabulary, (N) fp32 each: the highest logit, the sum of exp(logit - highest),
+    and the label's logit - highest, 0 if no rank has that."""
+    real = logits.narrow(-1, 0, width)
+    highest = all_reduce(_highest(real), group, "max")
+    parts = [_sums(*chunk) for chunk in _chunks(real, local, highest)]
+    exponentials, of_labels = all_reduce(torch.cat(parts), group).unbind(dim=1)
+    return highest.squeeze(1), exponentials, of_labels
 
 
 def _chunks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
