@@ -17,7 +17,7 @@ from trainyard.models.latent_attention import build_attention
 from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
 from trainyard.models.mlp import MLP
 from trainyard.models.moe.layer import build_mlp
-from trainyard.models.norm import build_norm
+from trainyard.models.norm import build_norm, forked
 from trainyard.models.offload import ActivationOffload
 from trainyard.models.pipeline_stage import WHOLE, PipelineStage
 from trainyard.models.recompute import layer_groups, recomputed, recomputed_norm
@@ -48,10 +48,14 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
         """x: (s, b, h). place: of dropout; None disables it. Returns (s, b, h)."""
-        x = x + dropped(self._attention(x, inputs), self.dropout, place, AFTER_ATTENTION)
-        return x + dropped(self._mlp(x), self.dropout, place, AFTER_MLP)
+        x, branch = self._attention(x, inputs)
+        x = x + dropped(branch, self.dropout, place, AFTER_ATTENTION)
+        x, branch = self._mlp(x)
+        return x + dropped(branch, self.dropout, place, AFTER_MLP)
 
-    def _attention(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+    def _attention(self, x: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
+        """The residual stream, and what is added to it."""
+
         def attend(normalised: Tensor) -> Tensor:
             out: Tensor = self.self_attention(
                 normalised, inputs.rotary, inputs.mask, inputs.kv_cache, inputs.bias
@@ -59,15 +63,18 @@ class TransformerLayer(nn.Module):
             return out
 
         if self._recomputes_norms():
-            return recomputed_norm(self.input_layernorm, attend, x)
-        return attend(self.input_layernorm(x))
+            return x, recomputed_norm(self.input_layernorm, attend, x)
+        x, normalised = forked(self.input_layernorm, x)
+        return x, attend(normalised)
 
-    def _mlp(self, x: Tensor) -> Tensor:
+    def _mlp(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_attention`."""
         if self.recompute_mlp and self.training:
-            return recomputed(self._norm_and_mlp, x, draws=False)
+            return x, recomputed(self._norm_and_mlp, x, draws=False)
         if self._recomputes_norms():
-            return recomputed_norm(self.pre_mlp_layernorm, self.mlp, x)
-        return self._norm_and_mlp(x)
+            return x, recomputed_norm(self.pre_mlp_layernorm, self.mlp, x)
+        x, normalised = forked(self.pre_mlp_layernorm, x)
+        return x, self.mlp(normalised)
 
     def _norm_and_mlp(self, x: Tensor) -> Tensor:
         out: Tensor = self.mlp(self.pre_mlp_layernorm(x))
@@ -90,11 +97,15 @@ class DecoderLayer(TransformerLayer):
 
     def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
         """x: (s, b, h). place: of dropout; None disables it. Returns (s, b, h)."""
-        x = x + dropped(self._attention(x, inputs), self.dropout, place, AFTER_ATTENTION)
-        x = x + dropped(self._across(x, inputs), self.dropout, place, AFTER_CROSS_ATTENTION)
-        return x + dropped(self._mlp(x), self.dropout, place, AFTER_MLP)
+        x, branch = self._attention(x, inputs)
+        x = x + dropped(branch, self.dropout, place, AFTER_ATTENTION)
+        x, branch = self._across(x, inputs)
+        x = x + dropped(branch, self.dropout, place, AFTER_CROSS_ATTENTION)
+        x, branch = self._mlp(x)
+        return x + dropped(branch, self.dropout, place, AFTER_MLP)
 
-    def _across(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+    def _across(self, x: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
+        """As `_attention`."""
         source = inputs.source
         assert source is not None, "a decoder needs the output of its encoder"
 
@@ -105,8 +116,9 @@ class DecoderLayer(TransformerLayer):
             return out
 
         if self._recomputes_norms():
-            return recomputed_norm(self.pre_cross_attn_layernorm, attend, x)
-        return attend(self.pre_cross_attn_layernorm(x))
+            return x, recomputed_norm(self.pre_cross_attn_layernorm, attend, x)
+        x, normalised = forked(self.pre_cross_attn_layernorm, x)
+        return x, attend(normalised)
 
 
 class PostNormLayer(nn.Module):

@@ -73,7 +73,8 @@ class TransformerConfig(AttentionSizes):
     """Store the scale of a normalisation as its distance from 1."""
     norm_backend: Literal["auto", "torch", "apex", "transformer_engine"] = execution("auto")
     """Normalisation kernel: torch's, apex's or Transformer Engine's (CUDA, where installed);
-    auto: torch, whose operators --compile-layers fuses with their neighbours."""
+    auto: torch, whose operators --compile-layers fuses with their neighbours, with trainyard's
+    backward pass on CUDA."""
     fp32_residual_connection: bool = False
     """Keep the residual stream between layers in fp32."""
     hidden_dropout: float = 0.1

@@ -15,6 +15,8 @@ from trainyard.fp8.delayed import DelayedScaling
 from trainyard.fp8.recipe import Fp8Recipe
 from trainyard.models.block import TransformerBlock
 from trainyard.models.moe.experts import ExpertLinear
+from trainyard.models.norm import LayerNorm, RMSNorm
+from trainyard.models.norms.own_backward import OwnBackward
 from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 log = logging.getLogger(__name__)
@@ -101,6 +103,14 @@ def use_fp8(model: nn.Module, recipe: Fp8Recipe, first: int = 0, last: int = 0) 
                 for module in layer.modules():
                     if isinstance(module, LinearMap):
                         _use_in(module, recipe)
+                    elif isinstance(module, LayerNorm | RMSNorm):
+                        _leave_to_compiler(module)
+
+
+def _leave_to_compiler(norm: LayerNorm | RMSNorm) -> None:
+    """It fuses the maxima of the casts to 8 bits with the norm's gradient."""
+    if isinstance(norm.kernel, OwnBackward):
+        norm.kernel = None
 
 
 def _use_in(module: LinearMap, recipe: Fp8Recipe) -> None:

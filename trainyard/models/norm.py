@@ -1,10 +1,12 @@
 """LayerNorm and RMSNorm over the last dimension, computed by torch or by a kernel of another
-package (`--norm-backend`), with the same parameters.
+package (`--norm-backend`), with the same parameters; torch's with a backward pass of ours on GPUs.
 
 Outputs have the dtype of the weights, so that an fp32 residual stream enters the matrices in their
 precision. Statistics are in fp32."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from torch.nn import functional
 
 from trainyard.models.config import TransformerConfig
 from trainyard.models.norms.kernels import NormKernel
+from trainyard.models.norms.own_backward import OwnBackward, in_dtype_of, plain_norm
 from trainyard.models.norms.select import norm_kernel
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.sharding import mark_partial_grad
@@ -30,13 +33,10 @@ class LayerNorm(nn.Module):
         self.centred = centred
         self.kernel = kernel
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (..., size), fp32 or of the weights' dtype. Returns (..., size) in the latter."""
-        if self.kernel is not None and self.kernel.takes(x, self.weight):
-            return self.kernel(x, self.weight, self.bias, self.eps, self.centred)
-        weight, bias = _scale(self.weight, self.centred, x), self.bias.to(x.dtype)
-        out = functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
-        return out.to(self.weight.dtype)
+    def forward(self, x: Tensor, *, forked: bool = False) -> Any:
+        """x: (..., size), fp32 or of the weights' dtype. Returns (..., size) in the latter; forked:
+        see `forked`."""
+        return _normalised(self, x, self.bias, forked)
 
 
 class RMSNorm(nn.Module):
@@ -51,13 +51,34 @@ class RMSNorm(nn.Module):
         self.centred = centred
         self.kernel = kernel
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (..., size), fp32 or of the weights' dtype. Returns (..., size) in the latter."""
-        if self.kernel is not None and self.kernel.takes(x, self.weight):
-            return self.kernel(x, self.weight, None, self.eps, self.centred)
-        weight = _scale(self.weight, self.centred, x)
-        out = functional.rms_norm(x, self.weight.shape, weight, self.eps)
-        return out.to(self.weight.dtype)
+    def forward(self, x: Tensor, *, forked: bool = False) -> Any:
+        """x: (..., size), fp32 or of the weights' dtype. Returns (..., size) in the latter; forked:
+        see `forked`."""
+        return _normalised(self, x, None, forked)
+
+
+def _normalised(
+    norm: LayerNorm | RMSNorm, x: Tensor, bias: Tensor | None, forked: bool
+) -> Tensor | tuple[Tensor, Tensor]:
+    kernel, weight = norm.kernel, norm.weight
+    if kernel is None or not kernel.takes(x, weight):
+        gain, shift = in_dtype_of(x, weight, bias, norm.centred)
+        out = plain_norm(x, gain, shift, norm.eps).to(weight.dtype)
+    elif forked and isinstance(kernel, OwnBackward):
+        return kernel.forked(x, weight, bias, norm.eps, norm.centred)
+    else:
+        out = kernel(x, weight, bias, norm.eps, norm.centred)
+    return (x, out) if forked else out
+
+
+def forked(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """x, with which the residual stream goes on, and norm(x), so that the backward pass of a norm
+    of ours can add the gradients of both in its kernel. Through the module, whose hooks may wait
+    for its parameters."""
+    if isinstance(norm, LayerNorm | RMSNorm):
+        both: tuple[Tensor, Tensor] = norm(x, forked=True)
+        return both
+    return x, norm(x)
 
 
 class L2Norm(nn.Module):
@@ -98,9 +119,3 @@ def build_norm(
         for parameter in norm.parameters():
             mark_partial_grad(parameter)
     return norm
-
-
-def _scale(weight: Tensor, centred: bool, x: Tensor) -> Tensor:
-    """The factor of each channel in x's dtype; a centred weight is its distance from 1."""
-    weight = weight.to(x.dtype)
-    return weight + 1 if centred else weight

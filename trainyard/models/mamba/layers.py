@@ -16,7 +16,7 @@ from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.mamba.mixer import MambaMixer
 from trainyard.models.mamba.pattern import ATTENTION, EXPERTS, MAMBA, MLP
 from trainyard.models.moe.layer import build_mlp
-from trainyard.models.norm import build_norm
+from trainyard.models.norm import build_norm, forked
 from trainyard.models.pipeline_stage import WHOLE, PipelineStage
 from trainyard.models.recompute import recomputed, recomputed_norm
 from trainyard.parallel.invariant_dropout import DropoutPlace
@@ -42,7 +42,8 @@ class _Layer(nn.Module):
         if self.recompute_norm and self.training and not torch.compiler.is_compiling():
             out = recomputed_norm(norm, branch, x)
         else:
-            out = branch(norm(x))
+            x, normalised = forked(norm, x)
+            out = branch(normalised)
         return x + dropped(out, self.dropout, place, AFTER_ATTENTION)
 
 

@@ -2,7 +2,8 @@
 needs.
 
 `auto` takes torch's operators: compiled with a layer they fuse with their neighbours, and the
-fastest whole steps measured had them so. Kernels of other packages are used on request."""
+fastest whole steps measured had them so. On GPUs a kernel of ours has their backward pass. Kernels
+of other packages are used on request."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ import torch
 
 from trainyard.attention.select import Device, probe_device
 from trainyard.errors import ConfigError
+from trainyard.kernels.available import TRITON
 from trainyard.models.config import TransformerConfig
 from trainyard.models.norms.kernels import NormBackend, NormChoice, NormKernel, build_norm_kernel
+from trainyard.models.norms.own_backward import WIDTHS, OwnBackward
 
 log = logging.getLogger(__name__)
 
@@ -103,19 +106,25 @@ def _reason_of_torch(request: NormRequest, device: Device, needs: NormNeeds) -> 
         return "asked for with --norm-backend torch"
     if device.type != "cuda":
         return f"the one for {device.type}"
+    reason = "the one that needs no package; --compile-layers on makes it fast"
     if needs.compiled:
-        return "compiled with what stands around it, as in the fastest steps measured"
-    return "the one that needs no package; --compile-layers on makes it fast"
+        reason = "compiled with what stands around it, as in the fastest steps measured"
+    if TRITON and needs.size in WIDTHS:
+        reason += "; gradients by a kernel of ours, except in layers with 8-bit products"
+    return reason
 
 
 def norm_kernel(config: TransformerConfig, size: int) -> NormKernel | None:
-    """The kernel for one normalisation of `size` channels; None: torch's own operators.
+    """The kernel for one normalisation of `size` channels; None: torch's own operators, forward
+    and backward.
 
     Inference may lack packages that training had, so torch replaces a missing one. Training refuses
     it before building anything (`report_norm`)."""
     request = config.norm_backend
-    if request == "auto" or request == "torch" or not torch.cuda.is_available():
+    if request == "torch" or not torch.cuda.is_available():
         return None
+    if request == "auto":
+        return OwnBackward() if TRITON and size in WIDTHS else None
     device, needs = _device(), norm_needs(config, torch.get_default_dtype(), size)
     if norm_problem(request, device, needs) is not None:
         return None

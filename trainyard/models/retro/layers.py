@@ -85,7 +85,7 @@ class RetroLayer(TransformerLayer):
         if isinstance(x, Tensor):
             return super().forward(x, inputs, place)
         hidden, neighbors, about = x
-        branch = self._attention(hidden, inputs)
+        hidden, branch = self._attention(hidden, inputs)
         hidden = hidden + dropped(branch, self.dropout, place, AFTER_ATTENTION)
         normalised = self.pre_cross_attn_layernorm(hidden)
         branch, neighbors = self.cross_attention(normalised, neighbors, about)
@@ -93,7 +93,8 @@ class RetroLayer(TransformerLayer):
         if self.gate != 1.0:
             branch = self.gate * branch
         hidden = hidden + torch.where(about.sees_any, branch, 0.0)
-        hidden = hidden + dropped(self._mlp(hidden), self.dropout, place, AFTER_MLP)
+        hidden, branch = self._mlp(hidden)
+        hidden = hidden + dropped(branch, self.dropout, place, AFTER_MLP)
         return WithNeighbors(hidden, neighbors, about)
 
 
@@ -177,7 +178,8 @@ class EncoderLayer(TransformerLayer):
         """x: (r, b l k, h). source: (s, b, h), with this many chunks first. Returns a tensor like
         x."""
         assert source is not None
-        x = x + dropped(self._attention(x, inputs), self.dropout, place, AFTER_ATTENTION)
+        x, branch = self._attention(x, inputs)
+        x = x + dropped(branch, self.dropout, place, AFTER_ATTENTION)
         # In Megatron-LM what is normalised also goes on as the residual stream.
         x = self.pre_cross_attn_layernorm(x)
         attn = self.cross_attention.attn
@@ -188,7 +190,8 @@ class EncoderLayer(TransformerLayer):
         q = of_rows(attn.queries(x), self.num_neighbors)  # (k r, b l, n, d)
         branch = attn.output(to_rows(attn.attend(q, k, v, FULL), self.num_neighbors))
         x = x + dropped(branch, self.dropout, place, AFTER_CROSS_ATTENTION)
-        return x + dropped(self._mlp(x), self.dropout, place, AFTER_MLP)
+        x, branch = self._mlp(x)
+        return x + dropped(branch, self.dropout, place, AFTER_MLP)
 
 
 class NeighborCrossAttention(nn.Module):
