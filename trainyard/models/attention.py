@@ -21,6 +21,7 @@ from trainyard.attention.paged import attends_in_rows, paged_attention, row_atte
 from trainyard.attention.paged_cache import PagedKVCache
 from trainyard.attention.select import KernelChoice, Key, Needs, Request, Selected, backend_table
 from trainyard.errors import ConfigError
+from trainyard.models.bias_grads import gives_bias_grads, split_heads
 from trainyard.models.config import TransformerConfig
 from trainyard.models.context_attention import ContextAttention, check_context
 from trainyard.models.norm import L2Norm, build_norm
@@ -98,7 +99,9 @@ class SelfAttention(nn.Module):
         """x: (s, b, h), (s / tp, b, h) under sequence parallelism. mask: of the whole sequence
         under context parallelism. bias: (1, n, s, s) added to the scores. Returns a tensor like
         x."""
-        q, k, v = self._split_heads(self.linear_qkv(x))
+        gives_bias_grad = rotary is None and self._gives_bias_grad(x)
+        qkv = self.linear_qkv(x, bias_grad=not gives_bias_grad)
+        q, k, v = self._split_heads(qkv, self.linear_qkv.bias if gives_bias_grad else None)
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q, k = self.q_layernorm(q), self.k_layernorm(k)
         if rotary is not None:
@@ -116,11 +119,22 @@ class SelfAttention(nn.Module):
         out: Tensor = self.linear_proj(context)
         return out
 
-    def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _gives_bias_grad(self, x: Tensor) -> bool:
+        """Whether the split does. A compiler fuses its backward with that of norms and rotations,
+        and with casts to 8 bits."""
+        linear = self.linear_qkv
+        alone = self.q_layernorm is None and linear.fp8 is None
+        return linear.bias is not None and alone and gives_bias_grads(x)
+
+    def _split_heads(self, qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """bias: of linear_qkv, which gets its gradient here; None: in the product."""
         s, b = qkv.shape[:2]
         per_group = self.queries_per_group
         qkv = qkv.view(s, b, self.groups, per_group + 2, self.head_dim)
-        q, k, v = torch.split(qkv, [per_group, 1, 1], dim=3)
+        if bias is None:
+            q, k, v = torch.split(qkv, [per_group, 1, 1], dim=3)
+        else:
+            q, k, v = split_heads(qkv, bias)
         return q.reshape(s, b, -1, self.head_dim), k.squeeze(3), v.squeeze(3)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainyard.models.bias_grads import KINDS, activated, gives_bias_grads
 from trainyard.models.config import TransformerConfig
 from trainyard.models.swiglu import swiglu
 from trainyard.parallel.model import ALONE, ModelParallel
@@ -99,9 +100,17 @@ class MLP(nn.Module):
             h, parts * ffn, bias=bias, parallel=parallel, parts=parts
         )
         self.activation = activation_of(config)
+        self.kind = config.activation
         self.linear_fc2 = RowParallelLinear(ffn, h, bias=bias, parallel=parallel)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (s, b, h), its part of s under sequence parallelism. Returns the same shape."""
-        out: Tensor = self.linear_fc2(self.activation(self.linear_fc1(x)))
+        out: Tensor = self.linear_fc2(self._inside(x))
         return out
+
+    def _inside(self, x: Tensor) -> Tensor:
+        fc1 = self.linear_fc1
+        # Casts to 8 bits are better left to the compiler, which does them with the activation.
+        if fc1.bias is None or fc1.fp8 is not None or self.kind not in KINDS or not gives_bias_grads(x):
+            return self.activation(fc1(x))
+        return activated(fc1(x, bias_grad=False), fc1.bias, self.kind)

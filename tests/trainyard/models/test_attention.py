@@ -99,8 +99,8 @@ def test_heads_are_divided_by_the_root_of_their_mean_square() -> None:
     def by_hand(heads: Tensor) -> Tensor:
         return heads / torch.sqrt(heads.square().mean(-1, keepdim=True) + 0.1)
 
-    def split_heads(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = SelfAttention._split_heads(plain, qkv)
+    def split_heads(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = SelfAttention._split_heads(plain, qkv, bias)
         return by_hand(q), by_hand(k), v
 
     rotary, results = rotary_of(settings, torch.arange(S)), []

@@ -53,15 +53,16 @@ class ColumnParallelLinear(nn.Module):
             if self.bias is not None:
                 mark_shard(self.bias, even_shard((out_features,), 0, size, rank, parts))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (s, b, in), (s / n, b, in) under sequence parallelism. Returns (s, b, out / n)."""
+    def forward(self, x: Tensor, *, bias_grad: bool = True) -> Tensor:
+        """x: (s, b, in), (s / n, b, in) under sequence parallelism. Returns (s, b, out / n).
+
+        bias_grad: False where what follows gives the gradient of the bias."""
+        bias = self.bias if bias_grad or self.bias is None else self.bias.detach()
         if self.quantized is not None:
-            return quantized_linear(x, self.quantized, self.bias)
+            return quantized_linear(x, self.quantized, bias)
         if self.fp8 is not None:
-            return fp8_column_linear(
-                x, self.weight, self.bias, self.fp8, self.parallel, self.delayed
-            )
-        return column_linear(x, self.weight, self.bias, self.parallel)
+            return fp8_column_linear(x, self.weight, bias, self.fp8, self.parallel, self.delayed)
+        return column_linear(x, self.weight, bias, self.parallel)
 
 
 class RowParallelLinear(nn.Module):
