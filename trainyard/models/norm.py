@@ -35,7 +35,7 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor, *, forked: bool = False) -> Any:
         """x: (..., size), fp32 or of the weights' dtype. Returns (..., size) in the latter; forked:
-        see `forked`."""
+        both, for `forked`."""
         return _normalised(self, x, self.bias, forked)
 
 
@@ -53,7 +53,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, *, forked: bool = False) -> Any:
         """x: (..., size), fp32 or of the weights' dtype. Returns (..., size) in the latter; forked:
-        see `forked`."""
+        both, for `forked`."""
         return _normalised(self, x, None, forked)
 
 
@@ -61,24 +61,28 @@ def _normalised(
     norm: LayerNorm | RMSNorm, x: Tensor, bias: Tensor | None, forked: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
     kernel, weight = norm.kernel, norm.weight
-    if kernel is None or not kernel.takes(x, weight):
-        gain, shift = in_dtype_of(x, weight, bias, norm.centred)
-        out = plain_norm(x, gain, shift, norm.eps).to(weight.dtype)
-    elif forked and isinstance(kernel, OwnBackward):
+    if forked:
+        assert isinstance(kernel, OwnBackward)
         return kernel.forked(x, weight, bias, norm.eps, norm.centred)
-    else:
-        out = kernel(x, weight, bias, norm.eps, norm.centred)
-    return (x, out) if forked else out
+    if kernel is not None and kernel.takes(x, weight):
+        return kernel(x, weight, bias, norm.eps, norm.centred)
+    gain, shift = in_dtype_of(x, weight, bias, norm.centred)
+    return plain_norm(x, gain, shift, norm.eps).to(weight.dtype)
 
 
 def forked(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """x, with which the residual stream goes on, and norm(x), so that the backward pass of a norm
-    of ours can add the gradients of both in its kernel. Through the module, whose hooks may wait
-    for its parameters."""
-    if isinstance(norm, LayerNorm | RMSNorm):
+    """x, with which the residual stream goes on, and norm(x). The kernel of our backward pass then
+    adds the gradients of both."""
+    if _forks(norm, x):  # through the module, whose hooks may wait for its parameters
         both: tuple[Tensor, Tensor] = norm(x, forked=True)
         return both
     return x, norm(x)
+
+
+def _forks(norm: nn.Module, x: Tensor) -> bool:
+    if not isinstance(norm, LayerNorm | RMSNorm):
+        return False
+    return isinstance(norm.kernel, OwnBackward) and norm.kernel.takes(x, norm.weight)
 
 
 class L2Norm(nn.Module):
