@@ -88,7 +88,9 @@ def test_losses_and_gradients(
     losses, gradient = found[0]
     assert losses.dtype == torch.float32
     torch.testing.assert_close(losses.double(), expected, **LOSS)
-    torch.testing.assert_close(gradient.double(), expected_grad, **GRADIENT[dtype])
+    # What is left of two numbers near 1 is as near as the logits are.
+    bound = GRADIENT[dtype] if scale == 1.0 else {**GRADIENT[dtype], "atol": 2e-5}
+    torch.testing.assert_close(gradient.double(), expected_grad, **bound)
     assert not gradient[..., size:].any(), "zero, and not nearly so"
     for one, again in zip(*found, strict=True):
         assert torch.equal(one, again)
@@ -168,7 +170,7 @@ def test_a_training_keeps_the_logits_once() -> None:
         model = GPTModel(config, vocab, true_vocab_size=vocab - 5)
     init_parameters(model, 3)
     model.bfloat16()
-    compile_chunk(model, torch.device("cuda"))
+    compile_chunk(model)
     tokens = torch.arange(2 * length, device="cuda").view(2, length)
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats()

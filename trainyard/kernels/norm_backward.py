@@ -33,11 +33,11 @@ class Launch(NamedTuple):
 
 
 LAUNCHES = {
-    512: Launch(tile=2, warps=2, programs=8),
-    1024: Launch(tile=2, warps=4, programs=4),
-    2048: Launch(tile=2, warps=8, programs=2),
-    4096: Launch(tile=1, warps=8, programs=2),
-    8192: Launch(tile=1, warps=16, programs=1, stages=2),
+    512: Launch(tile=1, warps=2, programs=8, stages=3),
+    1024: Launch(tile=1, warps=4, programs=6, stages=3),
+    2048: Launch(tile=1, warps=8, programs=3, stages=3),
+    4096: Launch(tile=1, warps=16, programs=1, stages=3),
+    8192: Launch(tile=1, warps=16, programs=1, stages=3),
     16384: Launch(tile=1, warps=16, programs=1, twice=True),
 }
 """By the next power of two of the channels."""

@@ -63,7 +63,7 @@ class _Norm(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, gain)
         ctx.eps, ctx.is_layer_norm = eps, bias is not None
-        return plain_norm(x, gain, bias, eps).to(dtype)
+        return _in_dtype(plain_norm(x, gain, bias, eps), dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -77,11 +77,17 @@ class _ForkedNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, gain)
         ctx.eps, ctx.is_layer_norm = eps, bias is not None
-        return x.view_as(x), plain_norm(x, gain, bias, eps).to(dtype)
+        return x.view_as(x), _in_dtype(plain_norm(x, gain, bias, eps), dtype)
 
     @staticmethod
     def backward(ctx: Any, stream: Tensor, grad: Tensor) -> Any:
         return _gradients(ctx, grad, stream)
+
+
+def _in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Under torch.compile, torch 2.11 gives an autograd.Function no gradient if its forward pass
+    ends with a `to` that changes nothing."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _gradients(ctx: Any, grad: Tensor, stream: Tensor | None) -> tuple[Tensor | None, ...]:

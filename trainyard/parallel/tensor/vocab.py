@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.sharding import even_shard, mark_shard
-from trainyard.parallel.tensor.cross_entropy import has_kernels, lean_cross_entropy
+from trainyard.parallel.tensor.cross_entropy import lean_cross_entropy
 from trainyard.parallel.tensor.mappings import reduce_from_tp, reduce_scatter_to_sp
 
 
@@ -54,11 +54,10 @@ def vocab_parallel_cross_entropy(
     read them after it. labels: (s, b) int64, numbers in the whole vocabulary. vocab_size: the
     true vocabulary size; logits from it on are padding, outside the softmax, with a gradient of
     zero. Unset: V.
-    Without kernels of ours, fp32 logits of one rank alone without padding use torch's own, for
-    bit-equality with earlier runs."""
+    fp32 logits of one rank alone without padding use torch's own kernel, for bit-equality with
+    earlier runs."""
     is_padded = vocab_size is not None and vocab_size < logits.shape[-1] * parallel.tp_size
-    is_torchs = parallel.tp is None and logits.dtype == torch.float32 and not is_padded
-    if is_torchs and not has_kernels(logits):
+    if parallel.tp is None and logits.dtype == torch.float32 and not is_padded:
         flat = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         return flat.view(labels.shape)
     return lean_cross_entropy(logits, labels, parallel, vocab_size)

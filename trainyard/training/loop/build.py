@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from trainyard.datasets.loader import Batch
-from trainyard.kernels.available import TRITON
 from trainyard.models.attention import choose_attention
 from trainyard.models.block import TransformerBlock
 from trainyard.models.config import TransformerConfig
@@ -133,7 +132,7 @@ def build_train_module(
     )
     optimizer.timed = options.timed
     for chunk, parts in zip(chunks, gradients, strict=True):
-        units = compile_chunk(chunk, device) if compile_layers else None
+        units = compile_chunk(chunk) if compile_layers else None
         for part in parts:
             if part.gather is not None:
                 part.gather.install(chunk, units)
@@ -249,7 +248,7 @@ def should_compile(option: Literal["auto", "on", "off"], device: torch.device) -
     return option == "on" or (option == "auto" and device.type == "cuda")
 
 
-def compile_chunk(chunk: nn.Module, device: torch.device) -> list[nn.Module]:
+def compile_chunk(chunk: nn.Module) -> list[nn.Module]:
     """Compile each layer of a chunk. Returns the modules that wait for updated parameters: the
     layers, and uncompiled modules around them with parameters.
 
@@ -262,23 +261,15 @@ def compile_chunk(chunk: nn.Module, device: torch.device) -> list[nn.Module]:
     layers = [layer for block in blocks for layer in block.layers.values()]
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=False)
-    head = head_to_compile(chunk, device)
-    if head is not None:
-        setattr(chunk, head, torch.compile(getattr(chunk, head), dynamic=False))
+    losses = getattr(chunk, "losses", None)
+    if losses is not None:  # output layer and cross entropy in few passes over the logits
+        chunk.losses = torch.compile(losses, dynamic=False)  # type: ignore[assignment]
     inside = {module for layer in layers for module in layer.modules()}
-    for name in ("lm_head", "output_layer") if head is not None else ():
+    for name in ("lm_head", "output_layer") if losses is not None else ():
         if isinstance(part := getattr(chunk, name, None), nn.Module):
             inside.update(part.modules())
     around = (m for m in chunk.modules() if any(True for _ in m.parameters(recurse=False)))
     return [*layers, *(module for module in around if module not in inside)]
-
-
-def head_to_compile(chunk: nn.Module, device: torch.device) -> str | None:
-    """Name of the method with output layer and loss, which a compiler computes in few passes over
-    the logits; without the loss where a kernel does that, in the memory of the logits. None: the
-    chunk has neither."""
-    names = ("_own_logits", "losses") if TRITON and device.type == "cuda" else ("losses",)
-    return next((name for name in names if hasattr(chunk, name)), None)
 
 
 def report_kernels(
