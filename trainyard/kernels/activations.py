@@ -1,6 +1,6 @@
-"""Activations of an MLP, in place of torch's gelu and operators, and their backward pass, which also
-adds its result up over the rows: the gradient of the bias in the product before. Each reads its
-inputs once and computes in fp32.
+"""Activations of an MLP, in place of torch's gelu and operators, and their backward pass, which
+also adds its result up over the rows: the gradient of the bias in the product before. Each reads
+its inputs once and computes in fp32.
 
 x: (rows, width), contiguous."""
 
