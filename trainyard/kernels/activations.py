@@ -1,5 +1,6 @@
-"""Activations of an MLP and their backward pass, which also sums its result over the rows: the
-gradient of the bias that the product before added. Each reads its inputs once and computes in fp32.
+"""Activations of an MLP, in place of torch's gelu and operators, and their backward pass, which
+also adds its result up over the rows: the gradient of the bias in the product before. Each reads
+its inputs once and computes in fp32.
 
 x: (rows, width), contiguous."""
 
@@ -12,13 +13,15 @@ from torch import Tensor
 
 BLOCK, FORWARD_WARPS = 4096, 4
 """Elements of a program of the forward pass."""
-ROWS, COLUMNS, BACKWARD_WARPS = 4, 1024, 4
-"""Rows and columns that a program of the backward pass has at a time."""
+ROWS, COLUMNS, BACKWARD_WARPS, STAGES = 2, 1024, 4, 3
+"""Rows and columns that a program of the backward pass has at a time, and such tiles on their way.
+"""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 TANH_SCALE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
 TANH_CUBE = tl.constexpr(0.044715)
 QUICK_SCALE = tl.constexpr(1.702)
+LARGE = tl.constexpr(2.0**126)  # times 0 it is 0, which infinity is not
 DENSITY = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
 
 
@@ -43,15 +46,17 @@ def _normal(x):
 
 
 @triton.jit
-def _tanh_gate(x):
-    """(1 + tanh(u)) / 2 of the tanh form, as sigmoid(2 u), which has no cancellation."""
-    power = x * (TANH_SCALE * LOG2_E + (TANH_SCALE * LOG2_E * TANH_CUBE) * (x * x))
-    return 1.0 / (1.0 + tl.exp2(-power))
+def _sigmoid(power):
+    """Sigmoid of power / log2(e), and its derivative, both without cancellation."""
+    fall = tl.exp2(-power)
+    gate = 1.0 / (1.0 + fall)
+    return gate, tl.minimum(fall, LARGE) * gate * gate
 
 
 @triton.jit
-def _quick_gate(x):
-    return 1.0 / (1.0 + tl.exp2(x * (-QUICK_SCALE * LOG2_E)))
+def _tanh_power(x):
+    """(1 + tanh(u)) / 2 of the tanh form is the sigmoid of 2 u: that, for `_sigmoid`."""
+    return x * (TANH_SCALE * LOG2_E + (TANH_SCALE * LOG2_E * TANH_CUBE) * (x * x))
 
 
 @triton.jit
@@ -61,9 +66,11 @@ def _activated(x, kind: tl.constexpr):
         _, tail = _normal(x)
         y = positive - tl.abs(x) * tail
     elif kind == "gelu_tanh":
-        y = x * _tanh_gate(x)
+        gate, _ = _sigmoid(_tanh_power(x))
+        y = x * gate
     elif kind == "quick_gelu":
-        y = x * _quick_gate(x)
+        gate, _ = _sigmoid(x * (QUICK_SCALE * LOG2_E))
+        y = x * gate
     else:
         tl.static_assert(kind == "squared_relu")
         y = positive * positive
@@ -76,12 +83,12 @@ def _slope(x, kind: tl.constexpr):
         bell, tail = _normal(x)
         slope = tl.where(x < 0, tail, 1.0 - tail) + x * (bell * DENSITY)
     elif kind == "gelu_tanh":
-        gate = _tanh_gate(x)
+        gate, of_gate = _sigmoid(_tanh_power(x))
         inner = TANH_SCALE + (3.0 * TANH_SCALE * TANH_CUBE) * (x * x)
-        slope = gate + x * gate * (1.0 - gate) * inner
+        slope = gate + x * of_gate * inner
     elif kind == "quick_gelu":
-        gate = _quick_gate(x)
-        slope = gate + QUICK_SCALE * x * gate * (1.0 - gate)
+        gate, of_gate = _sigmoid(x * (QUICK_SCALE * LOG2_E))
+        slope = gate + QUICK_SCALE * x * of_gate
     else:
         tl.static_assert(kind == "squared_relu")
         slope = tl.where(x < 0, 0.0, 2.0 * x)
@@ -99,14 +106,14 @@ def _forward(x_ptr, out_ptr, count, kind: tl.constexpr, block: tl.constexpr):
 @triton.jit
 def _backward(
     grad_ptr, x_ptr, out_ptr, sums_ptr, num_rows, width,
-    kind: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    kind: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Program (c, p) of P: a block of columns, and of the row blocks each P-th from p on."""
     channels = tl.program_id(0) * columns + tl.arange(0, columns)
     part, parts = tl.program_id(1), tl.num_programs(1)
     is_channel = channels < width
     total = tl.zeros((columns,), tl.float32)
-    for first in range(part * rows, num_rows, parts * rows):
+    for first in tl.range(part * rows, num_rows, parts * rows, num_stages=stages):
         row = first + tl.arange(0, rows)
         at = row.to(tl.int64)[:, None] * width + channels[None, :]
         inside = (row < num_rows)[:, None] & is_channel[None, :]
@@ -140,6 +147,7 @@ def activation_backward(grad: Tensor, x: Tensor, kind: str, parts: int) -> tuple
             kind=kind,
             rows=ROWS,
             columns=COLUMNS,
+            stages=STAGES,
             num_warps=BACKWARD_WARPS,
         )
     return out, sums

@@ -86,7 +86,7 @@ def split_heads(qkv: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class _SplitHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        return qkv.split([qkv.shape[3] - 2, 1, 1], dim=3)
+        return torch.split(qkv, [qkv.shape[3] - 2, 1, 1], dim=3)
 
     @staticmethod
     def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -111,6 +111,11 @@ class MLP(nn.Module):
     def _inside(self, x: Tensor) -> Tensor:
         fc1 = self.linear_fc1
         # Casts to 8 bits are better left to the compiler, which does them with the activation.
-        if fc1.bias is None or fc1.fp8 is not None or self.kind not in KINDS or not gives_bias_grads(x):
+        if (
+            fc1.bias is None
+            or fc1.fp8 is not None
+            or self.kind not in KINDS
+            or not gives_bias_grads(x)
+        ):
             return self.activation(fc1(x))
         return activated(fc1(x, bias_grad=False), fc1.bias, self.kind)
