@@ -7,7 +7,7 @@ Each row is one run of `stages.pretrain --async-save` over random token files, w
 (fp32 weights and both moments: 12 bytes a parameter), saving several times while it trains; what
 its saves.jsonl says of every save but the last, which ends the run and is waited for. The peer is
 one page-locked buffer of as many bytes filled from the same GPU by one cudaMemcpy, in a process of
-its own after it; with --synchronous, which saves without --async-save, it is also written by 4
+its own after it; with --synchronous, which saves with --no-async-save, it is also written by 4
 threads to one file in the same folder, and synced."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run(shape: Shape, interval: int, folder: Path, *, waits: bool) -> list[dict[
         "stages.pretrain",
         *words,
         "--bf16",
-        *([] if waits else ["--async-save"]),
+        "--no-async-save" if waits else "--async-save",
     ]
     done = subprocess.run(
         [*command, *shape.flags()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("shapes", nargs="+", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--interval", type=int, default=60, help="steps between saves")
-    parser.add_argument("--synchronous", action="store_true", help="without --async-save")
+    parser.add_argument("--synchronous", action="store_true", help="with --no-async-save")
     parser.add_argument("--scratch", type=Path)
     args = parser.parse_args()
     folder = args.scratch or Path(tempfile.mkdtemp(prefix="trainyard-async-"))

@@ -122,6 +122,20 @@ def memory_bytes(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
     return min(found) + sizes.get("SwapTotal", 0)
 
 
+def free_memory_bytes(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
+    """Memory that this process could still use: of the machine, within its control groups. Caches
+    of files count as free. 0 if the kernel does not say."""
+    found = [dict(_sizes_in(Path("/proc/meminfo"))).get("MemAvailable", 0)]
+    for folder, is_old in _control_groups("memory", groups, membership):
+        limit, usage = ("limit_in_bytes", "usage_in_bytes") if is_old else ("max", "current")
+        cache = "total_inactive_file" if is_old else "inactive_file"
+        with suppress(OSError, ValueError):  # "max": no limit
+            left = int((folder / f"memory.{limit}").read_text())
+            left -= int((folder / f"memory.{usage}").read_text())
+            found.append(max(0, left + (_count_in(folder / "memory.stat", cache) or 0)))
+    return min(found)
+
+
 def memory_kills(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
     """Out-of-memory kills in this process's control group; 0 if the kernel does not say.
 

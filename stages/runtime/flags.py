@@ -33,7 +33,7 @@ def read_flags(arguments: Sequence[str], *classes: type) -> dict[str, Any]:
         negated = name.removeprefix("no_")
         if name in fields:
             given[name] = _value(option, fields[name], fields)
-        elif negated != name and fields.get(negated) is bool:
+        elif negated != name and fields.get(negated) in (bool, bool | None):
             given[negated] = not _value(option, bool, fields)
         else:
             hint = flag_hint(name.replace("_", "-"), [flag(known)[2:] for known in fields])

@@ -72,6 +72,7 @@ def _annotate(cls: type) -> None:
     """Rewrite the annotations of a configuration as tyro prints them best.
 
     - The text under a field, as its help: tyro alone keeps the line ends of the source.
+    - `bool | None` as a flag with its negation, as it is read, which tyro knows for bool alone.
     - `X | Y` as Union[X, Y], which is the same type. tyro 1.0 resolves a Union itself. For `X | Y`
       it imports a type checker, which takes a tenth of a second: a third of the start of a
       command."""
@@ -83,11 +84,14 @@ def _annotate(cls: type) -> None:
         texts = _texts_under_fields(owner) if own else {}
         for name in own:
             hint = hints.get(name)
+            shown: dict[str, Any] = {}
+            if hint == bool | None:
+                shown = {"metavar": "", "aliases": (f"--no-{name.replace('_', '-')}",)}
             if isinstance(hint, types.UnionType):
                 hint = Union[hint.__args__]  # noqa: UP007
                 owner.__annotations__[name] = hint
             if text := _paragraphs(texts.get(name, "")):
-                owner.__annotations__[name] = Annotated[hint, tyro.conf.arg(help=text)]
+                owner.__annotations__[name] = Annotated[hint, tyro.conf.arg(help=text, **shown)]
     for field in dataclasses.fields(cls):
         variants = field.metadata.get(VARIANTS)
         nested = [hints[field.name]] if variants is None else variants.classes.values()

@@ -86,7 +86,7 @@ def digests(save: Path) -> dict[str, str]:
 
 
 def test_steps_are_those_of_a_run_that_waits(tmp_path: Path) -> None:
-    train(tmp_path / "waits")
+    train(tmp_path / "waits", "--no-async-save")
     saves = train(tmp_path / "goes on", "--async-save")
     expected = digests(tmp_path / "waits")
     assert len(expected) >= STEPS // 2

@@ -40,6 +40,7 @@ FLAGS = {
     "--lr": "--lr takes one value, got none",
     "--lr 1 2": "--lr takes one value, got 1 2",
     "--bf16 true": "--bf16 takes no value, got 'true': --bf16 turns it on, --no-bf16 off",
+    "--no-async-save 0": "--no-async-save takes no value, got '0': --async-save turns it on",
     "--train-samples 1e6": "--train-samples must be a whole number, got '1e6': write 1000000",
     "--train-iters 1,000": "--train-iters must be a whole number, got '1,000': write 1000",
     "--train-iters 8.5": "--train-iters must be a whole number, got '8.5'$",

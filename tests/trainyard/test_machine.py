@@ -11,7 +11,12 @@ import pytest
 
 from trainyard import machine
 from trainyard.errors import HostMemoryError, InfrastructureError
-from trainyard.machine import death_by_signal, memory_bytes, memory_kills
+from trainyard.machine import (
+    death_by_signal,
+    free_memory_bytes,
+    memory_bytes,
+    memory_kills,
+)
 
 EVENTS = "low 0\nhigh 3\nmax 9\noom 2\noom_kill 2\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"
@@ -89,3 +94,35 @@ def test_memory_is_that_of_the_control_group_or_the_machine(
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert whole >= machine * 0.99
     assert found == (whole - machine + 2**20 if bound else whole)
+
+
+def test_free_memory_is_what_the_tightest_control_group_leaves(tmp_path: Path) -> None:
+    whole = free_memory_bytes(tmp_path / "none", tmp_path / "none")
+    assert 2**20 < whole < memory_bytes(tmp_path / "none", tmp_path / "none")
+    (tmp_path / "membership").write_text("0::/jobs/a\n")
+    groups = tmp_path / "groups"
+
+    def free() -> int:
+        return free_memory_bytes(groups, tmp_path / "membership")
+
+    for name, text in {
+        "memory.max": "900000\n",
+        "memory.current": "800000\n",
+        "memory.stat": "anon 500000\ninactive_file 250000\nactive_file 50000\n",
+    }.items():
+        write(groups / "jobs/a", name, text)
+    assert free() == 350_000
+    write(groups / "jobs", "memory.max", "100000\n")
+    write(groups / "jobs", "memory.current", "99000\n")
+    assert free() == 1000
+    write(groups / "jobs", "memory.current", "100001\n")
+    assert free() == 0
+
+
+def test_free_memory_in_an_old_control_group(tmp_path: Path) -> None:
+    (tmp_path / "membership").write_text("4:memory:/b\n")
+    own = tmp_path / "groups" / "memory" / "b"
+    write(own, "memory.limit_in_bytes", "900000\n")
+    write(own, "memory.usage_in_bytes", "800000\n")
+    write(own, "memory.stat", "inactive_file 1\ntotal_inactive_file 20000\n")
+    assert free_memory_bytes(tmp_path / "groups", tmp_path / "membership") == 120_000

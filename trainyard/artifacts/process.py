@@ -11,11 +11,17 @@ from typing import Literal
 
 
 @lru_cache
+def boot_mark() -> str:
+    """The boot of this machine: alike in all its containers, and on no other machine. Raises
+    OSError."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def machine_mark(namespace: Literal["pid", "net"] = "pid") -> str:
     """The boot and a namespace: with equal marks, process ids can be compared, or processes reach
     each other's abstract sockets."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = boot_mark()
         space = os.stat(f"/proc/self/ns/{namespace}").st_ino
     except OSError:
         return uuid.uuid4().hex[:12]  # equal to no other, so every process counts as alive

@@ -38,7 +38,7 @@ from trainyard.checkpoint.plan import (
 )
 from trainyard.checkpoint.ranks import ALONE, Ranks
 from trainyard.checkpoint.safetensors.blocks import Digests
-from trainyard.checkpoint.safetensors.file import tensor_bytes, write_tensors
+from trainyard.checkpoint.safetensors.file import tensor_chunks, write_tensors
 from trainyard.checkpoint.safetensors.header import file_order
 from trainyard.checkpoint.safetensors.shard import in_threads
 from trainyard.checkpoint.steps import (
@@ -244,7 +244,8 @@ def _hand_over(prepared: PreparedStep, writer: int, lines: Lines, rank: int) -> 
         if file.writer == writer:
             by_key = {item.key: item for item in file.held_by(rank)}
             for key in file_order({key: item.spec for key, item in by_key.items()}):
-                if not lines.send(tensor_bytes(prepared.own[by_key[key]])):
+                chunks = tensor_chunks(prepared.own[by_key[key]])
+                if not all(lines.send(chunk) for chunk in chunks):
                     return
 
 

@@ -111,7 +111,7 @@ class HostMemory:
         if failure:
             raise HostMemoryError(
                 f"--async-save cannot lock {size / 1e9:.1f} GB of host memory (CUDA error {failure}"
-                "): give the job more memory, or leave the option out"
+                "): give the job more memory, or the option --no-async-save"
             )
         # Unlock with this object at the latest: the memory may be reused and locked again.
         unlock = weakref.finalize(self, _unlock, address)

@@ -145,7 +145,9 @@ class Vocabulary:
         """more: flags that the command has in addition to the configuration's."""
         self.others = {flag(other): flag(name) for other, name in other_names(config_class).items()}
         self.switches = {
-            flag(name) for name, annotation, _ in leaves(config_class) if annotation is bool
+            flag(name)
+            for name, annotation, _ in leaves(config_class)
+            if annotation in (bool, bool | None)
         }
         self.names = {flag(name) for name, _, _ in leaves(config_class)} | set(more)
         self._choices = {

@@ -327,6 +327,7 @@ class Trainer:
                 self.groups,
                 self.host.lineage,
                 self.non_persistent,
+                self.device,
             )
         target = SaveTarget(
             url=self.config.run_folder,
@@ -353,7 +354,8 @@ class Trainer:
                 self._recorded(segments_of_step),
             ),
             before_first=self.folder.make_room if self.folder else lambda: None,
-            background=build_background(self.config, self.groups),
+            background=build_background(self.config, self.groups, self.device),
+            needs_room=self.config.training.async_save is None,
             non_persistent=non_persistent,
             report=self._report,
         )

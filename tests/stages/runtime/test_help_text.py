@@ -20,6 +20,8 @@ class Toy:
     """Side of a block, in
     (whole) millimetres."""
     bare: int = 0
+    round: bool | None = None
+    """Without corners."""
 
 
 def test_help_joins_the_lines_of_a_text_and_describes_a_stage_once(
@@ -30,4 +32,5 @@ def test_help_joins_the_lines_of_a_text_and_describes_a_stage_once(
     assert "Side of a block, in (whole) millimetres. (default: None)" in printed
     assert printed.count("Turns toys into blocks.") == 1
     assert "--bare INT" in printed
+    assert "--no-round, --round Without corners. (default: None)" in printed
     assert Toy.__annotations__["bare"] == "int", "an option without a text stays as it was"

@@ -198,7 +198,7 @@ def save_with_a_fault(folder: str, victim: int, words: str) -> str:
         raise InfrastructureError(words)
 
     # The rank that writes fails at its file, the others at the tensors that they hand over.
-    where, what = (store, "open_output") if victim == 0 else (save, "tensor_bytes")
+    where, what = (store, "open_output") if victim == 0 else (save, "tensor_chunks")
     with pytest.MonkeyPatch.context() as patch:
         if rank == victim:
             patch.setattr(where, what, fail)

@@ -157,6 +157,7 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
         ("--layernorm-epsilon=1e-6", "--norm-epsilon 1e-6"),
         ("--disable-bias-linear", "--disable-bias-linear"),
         ("--no-save-optim", "--no-save-optim"),
+        ("--no_async_save", "--no-async-save"),
         ("--no-bias-gelu-fusion", "--no-bias-gelu-fusion"),
         ("--no-check-for-nan-in-loss-and-grad", "--no-check-for-nan-in-loss-and-grad"),
         ("--no-overlap-p2p-communication --lr 1", "--lr 1"),

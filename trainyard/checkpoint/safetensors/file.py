@@ -1,7 +1,8 @@
 """Safetensors files as torch tensors: a streaming writer, a ranged reader. Format: `header`.
 
 The safetensors package reads and writes the same bytes, but needs a local file and all tensors in
-memory at once. This module works with any store and keeps one tensor in memory."""
+memory at once. This module works with any store and keeps one tensor in memory, or a part of one
+that is on a GPU."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from trainyard.artifacts import store
+from trainyard.artifacts.digest import Both
 from trainyard.checkpoint.safetensors.blocks import BlockDigests, Digests
 from trainyard.checkpoint.safetensors.header import (
     TensorSpec,
@@ -46,6 +48,10 @@ LOCAL_GAP_BYTES = 64 << 10
 
 REMOTE_GAP_BYTES = 256 << 10
 """The gap for an object store, where a request takes milliseconds."""
+
+STAGED_BYTES = 4 << 20
+"""Page-locked memory through which a GPU's tensors reach a file, for each file that is written. A
+copy of so many bytes takes 0.1 ms, and stays in the CPU's cache for the next reader."""
 
 
 class Sink(Protocol):
@@ -82,8 +88,9 @@ def write_tensors(
     digests = BlockDigests(len(header), {name: specs[name] for name in order})
     if isinstance(out, store.OutputFile):
         size = len(header) + sum(spec.size_bytes for spec in specs.values())
-        fill = Joined(pieces).fill
-        out.append_filled(size, digests.of_filled(fill) if with_digests else fill)
+        if with_digests:
+            out.digest = Both(out.digest, digests)
+        out.append_filled(size, Joined(pieces).fill)
         return digests.by_key
     for piece in pieces:
         assert isinstance(piece, memoryview)
@@ -97,7 +104,8 @@ def _values(
     specs: Mapping[str, TensorSpec],
     read: Callable[[str], torch.Tensor | FilePiece],
 ) -> Iterator[memoryview | FilePiece]:
-    """The bytes of each tensor in turn; each is freed before the next is read."""
+    """The bytes of each tensor in turn, in pieces that are valid until the next; each tensor is
+    freed before the next is read."""
     for name in order:
         tensor = read(name)
         if not isinstance(tensor, torch.Tensor):
@@ -107,10 +115,30 @@ def _values(
         found = spec_of(tensor)
         assert found == specs[name], f"{name}: {found} is not {specs[name]}"
         if tensor.numel():
-            data = tensor_bytes(tensor)
+            chunks = tensor_chunks(tensor)
             del tensor
-            yield data
-            del data
+            yield from chunks
+
+
+def tensor_chunks(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """The values of a tensor on any device in C order, as host memory that is valid until the next
+    chunk. Of one on a GPU there are STAGED_BYTES at a time."""
+    if tensor.is_cuda and tensor.is_contiguous():
+        staging = torch.empty(STAGED_BYTES, dtype=torch.uint8, pin_memory=True)  # torch keeps it
+        yield from staged(tensor, staging)
+        return
+    data = tensor_bytes(tensor)
+    del tensor
+    yield data
+
+
+def staged(tensor: torch.Tensor, staging: torch.Tensor) -> Iterator[memoryview]:
+    """The values of a contiguous tensor, through uint8 memory on the host of any length."""
+    values = tensor.detach().reshape(-1).view(torch.uint8)
+    for part in values.split(len(staging)):
+        chunk = staging[: len(part)]
+        chunk.copy_(part)
+        yield memoryview(chunk.numpy().data)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

@@ -93,9 +93,10 @@ class TrainingConfig:
     exist; a multiple of --save-interval. Unset: keep all."""
     save_keep_last: int = execution(1)
     """Number of newest steps to keep in any case while the run is unfinished."""
-    async_save: bool = execution(False)
+    async_save: bool | None = execution(None)
     """Continue training while a checkpoint is written. Training waits only for a copy to host
-    memory, which takes as much memory as this rank writes."""
+    memory, which takes as much memory as this rank writes. Unset: on GPUs, if all hosts have room
+    for the copies; --no-async-save: never."""
     save_optim: bool = execution(True)
     """Save the optimizer with the weights. Without it the run cannot resume from the step, and only
     --finetune and tools can use it."""

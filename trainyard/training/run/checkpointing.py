@@ -5,9 +5,9 @@ and the last. Any other step, such as one saved on a request to stop, is tempora
 resume from it, and it is removed once newer steps are published. So a run that was stopped ends
 with the same files as one that was not. The next step that stays repeats its ledger lines.
 
-With --async-save an update waits only for a copy to host memory, which runs during the forward and
-backward passes before it. The run always waits for the save of its last step. A save waits for the
-one before. Non-persistent steps, saved elsewhere between these, are temporary too."""
+With asynchronous saves an update waits only for a copy to host memory, which runs during the
+forward and backward passes before it. The run always waits for the save of its last step. A save
+waits for the one before. Non-persistent steps, saved elsewhere between these, are temporary too."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.background import BackgroundSave, SaveReport
 from trainyard.checkpoint.handover import find_places
+from trainyard.checkpoint.host_room import tightest_host
 from trainyard.checkpoint.layout import LocalTensors
 from trainyard.checkpoint.model_tensors import model_tensors
+from trainyard.checkpoint.plan import Slice
 from trainyard.checkpoint.ranks import Ranks
 from trainyard.checkpoint.save import StepContents, prepare_step, share_of_rank, write_step
 from trainyard.checkpoint.steps import remove_step, step_folder
+from trainyard.errors import HostMemoryError
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.state import TrainState
@@ -75,6 +80,7 @@ class Checkpointing(Callback):
         course: Course | None = None,
         before_first: Callable[[], None] = lambda: None,
         background: BackgroundSave | None = None,
+        needs_room: bool = False,
         non_persistent: Callable[[Done], NonPersistentPlan] | None = None,
         report: Callable[[SaveReport], object] = lambda report: None,
     ) -> None:
@@ -84,9 +90,10 @@ class Checkpointing(Callback):
         data-parallel ranks of earlier steps. course: the options of the steps to come.
 
         before_first: called on rank 0 before the first save. background: writes steps while the run
-        trains; None: the run waits. non_persistent: builds the saves outside the run folder, given
-        the callback for steps copied from there. report: called on rank 0 with the cost of a save,
-        from any thread."""
+        trains; None: the run waits. needs_room: it waits too where a host lacks memory for
+        copies, which is an error otherwise. non_persistent: builds the saves outside the run
+        folder, given the callback for steps copied from there. report: called on rank 0 with
+        the cost of a save, from any thread."""
         self._target = target
         self._train_module = train_module
         self._interval = interval
@@ -101,6 +108,7 @@ class Checkpointing(Callback):
         self._saved_step: int | None = None
         self._before_first: Callable[[], None] | None = before_first
         self._background = background
+        self._needs_room = needs_room and background is not None
         groups = train_module.groups
         ranks = Ranks(groups.world, groups.rank, groups.dims.world_size)
         placed = find_places(ranks)
@@ -121,11 +129,45 @@ class Checkpointing(Callback):
         self._first_step = state.step + 1
         self._saved_step = None
         self._train_module.optimizer.before_update = self._hold_update
-        if self._background is not None:
-            share = share_of_rank(self._tensors(), self._ranks)
-            self._background.reserve(share)
+        if self._background is None:
+            return
+        share = share_of_rank(self._tensors(), self._ranks)
+        if not self._needs_room:
+            self._reserve(share)
+            return
+        self._needs_room = False
+        if (reason := self._lack_of_room(share)) is not None:
+            self._background = None
             if self._non_persistent is not None:
-                self._non_persistent.reserve(share)
+                self._non_persistent.wait_for_saves()
+            if self._ranks.rank == 0:
+                log.info("saves are synchronous: %s", reason)
+
+    def _reserve(self, share: Mapping[Slice, torch.Tensor]) -> None:
+        if self._background is not None:
+            self._background.reserve(share)
+        if self._non_persistent is not None:
+            self._non_persistent.reserve(share)
+
+    def _lack_of_room(self, share: Mapping[Slice, torch.Tensor]) -> str | None:
+        """Reserve memory for copies, or say why there is none on some host; alike on all ranks."""
+        num_copies = 1 + (self._non_persistent is not None)
+        size = num_copies * sum(part.size_bytes for part in share)
+        room = tightest_host(size, self._ranks)
+        if not room.is_enough:
+            return f"copies would take {room}"
+
+        def reserve() -> str | None:
+            try:
+                self._reserve(share)
+            except HostMemoryError as error:
+                return str(error)
+            return None
+
+        failures = [failure for failure in self._ranks.gather(reserve) if failure is not None]
+        if not failures and self._ranks.rank == 0:
+            log.info("saves are asynchronous: copies take %s", room)
+        return next(iter(failures), None)
 
     def after_step(self, event: StepEvent) -> None:
         """Save if a save is due."""

@@ -1,7 +1,7 @@
 """Non-persistent saves: between those of the run folder, on nodes or in another shared folder.
 
 A failed save, such as on a full disk, logs a warning and training continues: the run folder has an
-older step. With --async-save training waits only for a copy to host memory of its own.
+older step. With asynchronous saves training waits only for a copy to host memory of its own.
 
 An upload stops once the run folder has a newer step. A step that is being written is still
 completed: it costs little, only the next non-persistent save waits for it, and the run falls back
@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from trainyard.artifacts.store import FileRecord
@@ -70,6 +71,10 @@ class NonPersistentSaves:
     def needs_room(self) -> bool:
         """Whether these saves also write steps of the run folder."""
         return self._plan.upload is not None
+
+    def wait_for_saves(self) -> None:
+        """Let training wait for them from now on; none may have started."""
+        self._plan = replace(self._plan, background=None)
 
     def reserve(self, share: Mapping[Slice, Tensor]) -> None:
         """Allocate host memory for the share of this rank now."""
@@ -140,9 +145,31 @@ class NonPersistentSaves:
 # --- from options -----------------------------------------------------------------------------
 
 
-def build_background(config: PretrainConfig, groups: ProcessGroups) -> BackgroundSave | None:
-    """The writer of steps of the run folder while training runs (--async-save)."""
-    return BackgroundSave(_own_ranks(config, groups)) if config.training.async_save else None
+def may_be_asynchronous(config: PretrainConfig, device: torch.device) -> bool:
+    """Whether training may go on while steps are written.
+
+    By default only on GPUs: on CPUs the writer's threads would take the cores from training, and
+    the copies memory from the model."""
+    asked = config.training.async_save
+    return device.type == "cuda" and _saves_between(config) if asked is None else asked
+
+
+def _saves_between(config: PretrainConfig) -> bool:
+    """Whether steps are saved before the last, for which a run always waits."""
+    intervals = (
+        config.training.save_interval,
+        config.non_persistent.non_persistent_save_interval,
+    )
+    return any(interval is not None for interval in intervals)
+
+
+def build_background(
+    config: PretrainConfig, groups: ProcessGroups, device: torch.device
+) -> BackgroundSave | None:
+    """The writer of steps of the run folder while training runs."""
+    if not may_be_asynchronous(config, device):
+        return None
+    return BackgroundSave(_own_ranks(config, groups))
 
 
 def build_non_persistent(
@@ -150,6 +177,7 @@ def build_non_persistent(
     groups: ProcessGroups,
     lineage: str,
     steps: NonPersistentSteps,
+    device: torch.device,
     done: Done,
 ) -> NonPersistentPlan:
     """The saves outside the run folder. All ranks call it alike."""
@@ -161,7 +189,7 @@ def build_non_persistent(
     saving = LocalSave(steps.steps, options.non_persistent_keep_last, upload)
     kind: Kind = "local" if steps.is_local else "global"
     background = None
-    if config.training.async_save:
+    if may_be_asynchronous(config, device):
         background = BackgroundSave(_own_ranks(config, groups), saving.write, kind)
     return NonPersistentPlan(
         options.non_persistent_save_interval, saving, kind, steps.claim, background, upload

@@ -133,7 +133,7 @@ def peak_lines(peaks: Sequence[int]) -> list[str]:
 HOST_REMEDIES = (
     "more memory for the job",
     "a smaller --num-workers",
-    "no --async-save",
+    "--no-async-save",
     "fewer ranks on a machine",
 )
 """Remedies for host memory when weights and activations are on GPUs."""

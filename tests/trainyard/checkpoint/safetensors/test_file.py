@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import io
 
+import pytest
 import safetensors.torch
 import torch
 
 from trainyard.artifacts import store
-from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, spec_of, write_tensors
+from trainyard.checkpoint.safetensors.file import (
+    DTYPES,
+    TensorFile,
+    spec_of,
+    staged,
+    tensor_bytes,
+    write_tensors,
+)
 
 
 def encode(tensors: dict[str, torch.Tensor]) -> bytes:
@@ -45,3 +53,13 @@ def test_a_slice_is_the_slice_of_the_whole(store_url: str) -> None:
         assert part.is_contiguous()
         assert torch.equal(file.read_slice("half", (4, 0), (1, 6)), tensors["half"][4:])
         assert file.read_slice("half", (2, 0), (0, 6)).shape == (0, 6)
+
+
+@pytest.mark.parametrize("length", [1, 7, 48, 1000])
+def test_chunks_through_a_buffer_are_the_bytes(length: int) -> None:
+    rows = torch.arange(24, dtype=torch.bfloat16).view(6, 4)[1:]
+    for tensor in (rows, torch.tensor(2.5), torch.tensor([True, False]), torch.empty(0, 3)):
+        staging = torch.empty(length, dtype=torch.uint8)
+        chunks = [bytes(chunk) for chunk in staged(tensor, staging)]
+        assert b"".join(chunks) == bytes(tensor_bytes(tensor))
+        assert max(map(len, chunks)) <= length
