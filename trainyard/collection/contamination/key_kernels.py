@@ -48,7 +48,7 @@ WINDOWS = types.Array(types.uint64, 1, "A", aligned=False)
 @machine_code(
     types.int64(
         *(WINDOWS, types.uint64[::1], types.int64, types.uint64, types.int64, types.uint64[::1]),
-        *(types.uint64, types.int64[::1]),
+        *(types.uint64, types.int64[::1], types.uint64[::1]),
     )
 )
 def find_keys(
@@ -60,10 +60,12 @@ def find_keys(
     table: Bits,
     shift: Any,
     near: Any,
+    hashes: Any,
 ) -> np.int64:
-    """How many keys may begin at a token of at least so many bytes; `near` gets where. windows: the
-    eight bytes from each byte on, as u64. first: 2 or 4, how many tokens of a key are looked at.
-    table: bits of their hashes, by slot. shift: where that begins in a hash."""
+    """How many keys may begin at a token of at least so many bytes; `near` gets where, and `hashes`
+    those of their first tokens. windows: the eight bytes from each byte on, as u64. first: 2 or 4,
+    how many tokens of a key are looked at. table: bits of their hashes, by slot. shift: where that
+    begins in a hash."""
     # Unsigned: numba looks whether a signed index is negative.
     found, value, pair, before, one, two, three = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
     slots = np.uint64(len(table) * 64 - 1)
@@ -76,8 +78,9 @@ def find_keys(
             previous, earlier, before = value, before, pair
             value = _value(windows, token, n, bit, multiplier)
             pair = previous * multiplier + value
-            slot = (earlier * weight + pair) >> shift & slots
-            near[found] = three if first > 2 else one
+            key = earlier * weight + pair
+            slot = key >> shift & slots
+            near[found], hashes[found] = three if first > 2 else one, key
             found += table[slot >> np.uint64(6)] >> (slot & np.uint64(63)) & ONE
             one, two, three = (n << np.uint64(6)) + bit, one, two
     return np.int64(found)

@@ -104,14 +104,10 @@ class Prefilter:
         if not words:
             return False
         reach = LETTER_BYTES * max(map(len, words))
-        parts = text[max(place - reach, 0) : place], text[place : place + reach]
-        if any(b"\\u" in part or CAPITAL_SIGMA.encode() in part for part in parts):
+        around = text[max(place - reach, 0) : place + reach]
+        if b"\\u" in around or CAPITAL_SIGMA.encode() in around:
             return True
-        before, after = (part.decode(errors="ignore") for part in parts)
-        begin, end = (WORD.match(one) for one in (before[::-1], after))
-        # The letter of an escape, such as that of \n, may be a part of this run, not of the word.
-        run = before[len(before) - (begin.end() if begin else 0) :] + (end[0] if end else "")
-        lower = lowered(run)
+        lower = lowered(around.decode(errors="ignore"))
         return any(word in lower for word in words)
 
     def is_of_bytes(self, key: str) -> bool:
@@ -181,6 +177,17 @@ class _Keys:
         tokens from each on."""
         by_size = dict(zip(SIZES, hashes, strict=True))
         return np.concatenate([keys.found(by_size[size]) for size, keys in self._keys.items()])
+
+    def are_first(self, hashes: Array) -> Array:
+        """Numbers of the hashes of `first` tokens that may be those of a key, by other bits than
+        `bits` has."""
+        return np.flatnonzero(self._sieve.take((hashes & SLOTS).view(np.int64), mode="clip"))
+
+    @cached_property
+    def _sieve(self) -> Array:
+        found = np.zeros(1 << TABLE_BITS, np.bool_)
+        found[self._begin.ascending & SLOTS] = True
+        return found
 
     @cached_property
     def bits(self) -> Array:
@@ -323,16 +330,18 @@ def _letters_and_lower_case() -> tuple[str, str]:
 def _stretch(run: str) -> tuple[str, int]:
     """What a run ends with, which n-grams that follow it in a text have too, and its number of
     tokens; the whole of a run whose end has few."""
-    before = run.rsplit(" ", STRETCH)[:-STRETCH]
-    end = run[len(before[0]) + 1 :] if before else run
+    parts = run.rsplit(" ", STRETCH)
+    end = run[len(parts[0]) + 1 :] if len(parts) > STRETCH else run
     count = _num_tokens(end)
     return (end, count) if count >= SIZES[-1] else (run, _num_tokens(run))
 
 
 def _num_tokens(run: str) -> int:
-    """Of ASCII words."""
+    """Of ASCII words, at least. Only of those that begin with no token one may be without."""
     letter = chr(NO_TOKEN)
-    return len(run.replace(letter, " ").split()) if letter in run or not run else 1 + run.count(" ")
+    if run and not run.startswith(letter) and f" {letter}" not in run:
+        return 1 + run.count(" ")
+    return len(run.replace(letter, " ").split())
 
 
 def _words_with(letter: str, text: str, longest: int) -> Iterator[str]:

@@ -92,12 +92,14 @@ class Skimmer:
         places = self._places(token)
         keyed = np.searchsorted(lines[:, END], places)
         suspects = {}
-        for number in sorted({*keyed.tolist(), *self._with_letters(block, lines)}):
+        lettered = set(self._with_letters(block, lines))
+        for number in sorted(lettered.union(keyed.tolist())):
             line = lines[number]
             text = str(orjson.loads(block[line[BEGIN] : line[END]])[self._key])
             keys = places[keyed == number].tolist()
             before = (block[line[TEXT] : place] for place in keys)
-            if self._prefilter.has_word(text) or self._is_suspect(text, len(keys), before):
+            has_word = number in lettered and self._prefilter.has_word(text)
+            if has_word or self._is_suspect(text, len(keys), before):
                 suspects[number] = text
         return Skimmed(count, int(lines[:, CHARS].sum()), origins, suspects)
 
@@ -126,9 +128,11 @@ class Skimmer:
         if keys is None:
             return np.empty(0, np.int64)
         given = self._windows, token, keys.least, MULTIPLIER
-        count = key_kernels.find_keys(*given, keys.first, keys.bits, SHIFT, self._near)
-        places = self._near[:count]
-        hashes = np.zeros((count, len(SIZES)), np.uint64)
+        count = key_kernels.find_keys(
+            *(*given, keys.first, keys.bits, SHIFT, self._near, self._hashes)
+        )
+        places = self._near[keys.are_first(self._hashes[:count])]
+        hashes = np.zeros((len(places), len(SIZES)), np.uint64)
         key_kernels.hash_keys(*given, places, hashes)
         return places[keys.are_keys(hashes.T)]
 
@@ -139,5 +143,6 @@ class Skimmer:
         self._kinds = np.zeros(words * 64, np.uint8)
         self._token, self._special = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
         self._near = np.zeros(len(self._data) // 2 + 64, np.int64)
+        self._hashes = np.zeros(len(self._near), np.uint64)
         self._rare = np.zeros(len(self._data) // 2, np.int64)
         self._lines = np.zeros((size // LEAST_LINE + 1, 6), np.int64)
