@@ -81,7 +81,7 @@ class Skimmer:
         byte_kernels.mark(data, kinds, kinds.view(np.uint64), token, special, NO_TOKEN)
         lines = self._lines
         count = byte_kernels.read_lines(
-            *(data, token, special, self._letters, self._rare),
+            *(data, token, special, self._letters, self._rare, self._text),
             *(size, self._name, lines, self._most),
         )
         if count < 0:
@@ -144,5 +144,6 @@ class Skimmer:
         self._token, self._special = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
         self._near = np.zeros(len(self._data) // 2 + 64, np.int64)
         self._hashes = np.zeros(len(self._near), np.uint64)
+        self._text = np.zeros(2, np.int64)
         self._rare = np.zeros(len(self._data) // 2, np.int64)
         self._lines = np.zeros((size // LEAST_LINE + 1, 6), np.int64)
