@@ -36,7 +36,7 @@ FEW_DATASETS = 40
 BLOCK = 1.5
 """Steps of a block: a multiple of the root of the number of datasets (measured with 0.5 to 2)."""
 FEW_CELLS = 100_000
-"""Samples times datasets that Python walks sooner than numba has started."""
+"""Samples times datasets that Python walks sooner than the compiled loop is loaded."""
 
 PIECE = 1 << 17
 """Samples of a piece: 1.3 MB."""

@@ -106,9 +106,11 @@ class Skimmer:
     def _with_letters(self, block: bytes, lines: Array) -> list[int]:
         """The lines of which a text may have a word of the n-grams without a key."""
         rare = self._rare[1 : 1 + self._rare[0]]
-        numbers, first = np.unique(np.searchsorted(lines[:, END], rare), return_index=True)
+        numbers = np.searchsorted(lines[:, END], rare)
+        first = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         found, may_have = [], self._prefilter.may_have_word
-        for number, places in zip(numbers.tolist(), np.split(rare, first[1:]), strict=False):
+        for places in np.split(rare, first) if len(rare) else ():
+            number = int(np.searchsorted(lines[:, END], places[0]))
             begin, end = lines[number, [TEXT, TEXT_END]].tolist()
             places = places[(begin <= places) & (places < end)] - begin
             text = block[begin:end]
