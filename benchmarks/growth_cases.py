@@ -209,7 +209,7 @@ def weights_of(count: int, kind: str = "uniform") -> list[float]:
 
 def blend(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], Any]:
     """Which of so many datasets each sample comes from, as a rank makes it: as an entry of the
-    cache of indices. numba has started."""
+    cache of indices. The compiled loop is loaded."""
     from trainyard.datasets import blend as blends
     from trainyard.datasets.index_cache import IndexCache
 

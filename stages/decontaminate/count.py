@@ -139,7 +139,7 @@ def skimmer_of(folder: str, key: str, max_bytes: int, thread: int) -> Skimmer | 
     prefilter = prefilter_of(folder)
     if not is_skimmed(folder) or not prefilter.is_of_bytes(key):
         return None
-    from trainyard.collection.contamination.skim import Skimmer  # costs half a second
+    from trainyard.collection.contamination.skim import Skimmer  # LLVM takes time and memory
 
     return Skimmer(matcher_of(folder), prefilter, key, max_bytes)
 

@@ -135,7 +135,7 @@ def _by_template(data: bytes | bytearray, begins: Array, ends: Ends) -> bytes:
 
 def _by_machine_code(data: bytes | bytearray, begins: Array, ends: Ends) -> memoryview:
     """The same, for many."""
-    from trainyard.collection.line_kernels import add_to_lines  # numba takes long to load
+    from trainyard.collection.line_kernels import add_to_lines  # LLVM takes time and memory
 
     count, size = len(begins) - 1, int(begins[-1] - begins[0])
     cuts = np.cumsum([0, *map(len, ends.texts)])

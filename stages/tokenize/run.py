@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 LINE_SECONDS = 1.0
 
+FEW_BYTES = 96 << 20
+"""Of a worker: what gigatoken encodes in less time than a further process takes to start."""
+
 WAITING = 2
 """Threads for each that computes, where the others wait for a store."""
 
@@ -156,7 +159,11 @@ def _crew(
         log.info("--workers %d is lowered to %d, the cores this process may use", workers, cores)
         workers = cores
     cached_splitter(config)  # raises errors of its model before any work
-    side_by_side = tokenizer.releases_gil and not config.split_sentences
+    size_bytes = sum(file.size_bytes for file in sizes)
+    # Two threads take turns in gigatoken, which is so fast that little input needs no more.
+    is_little = workers == 2 and size_bytes < FEW_BYTES * workers
+    is_done_soon = is_little and tokenizer.engine.startswith("gigatoken")
+    side_by_side = (tokenizer.releases_gil or is_done_soon) and not config.split_sentences
     is_remote = copies is not None or not all(store.is_local(file.url) for file in sizes)
     crew = Crew.of(workers, side_by_side)
     if not is_remote:

@@ -1,17 +1,14 @@
 """Lines of JSON with keys added at their ends, without a Python object for each line.
 
-Compiled by numba. Knows nothing of what the lines contain."""
+Machine code. Knows nothing of what the lines contain."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from trainyard.machine_code import compiled_inside, machine_code
-
-READ_ONLY = types.Array(types.uint8, 1, "C", readonly=True)
 
 
 @compiled_inside
@@ -27,12 +24,7 @@ def _decimal(out: Any, at: int, number: int, width: int) -> int:
     return end
 
 
-@machine_code(
-    types.int64(
-        *(READ_ONLY, types.int64[::1], READ_ONLY, types.int64[::1]),
-        *(types.int64[:, ::1], types.int64[::1], types.uint8[::1]),
-    )
-)
+@machine_code("i8(u1[::1], i8[::1], u1[::1], i8[::1], i8[:, ::1], i8[::1], u1[::1])")
 def add_to_lines(
     data: Any, begins: Any, texts: Any, cuts: Any, numbers: Any, widths: Any, out: Any
 ) -> np.int64:

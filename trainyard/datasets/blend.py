@@ -17,12 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainyard.machine_code import Compiled
 
 MAX_DATASETS = np.iinfo(np.int16).max
 
@@ -33,16 +36,13 @@ FEW_DATASETS = 40
 BLOCK = 1.5
 """Steps of a block: a multiple of the root of the number of datasets (measured with 0.5 to 2)."""
 FEW_CELLS = 100_000
-"""Samples times datasets that Python walks sooner than numba has started."""
+"""Samples times datasets that Python walks sooner than the compiled loop is loaded."""
 
 PIECE = 1 << 17
 """Samples of a piece: 1.3 MB."""
 
 Indices: TypeAlias = tuple[NDArray[np.int16], NDArray[np.int64]]
 Floats: TypeAlias = NDArray[np.float64]
-Walk: TypeAlias = Callable[
-    [Floats, Floats, Floats, int, NDArray[np.int16], NDArray[np.int64]], None
-]
 
 
 def blend(weights: list[float], num_samples: int) -> Indices:
@@ -116,42 +116,54 @@ def _walker(
     """Fills (n,) the dataset of each sample from a first one on, and how many earlier samples came
     from it; a dataset that reached its limit is not chosen again. To be called in order."""
     counts = np.where(limits > 0, 0.0, np.inf)
+    # Of the near datasets, and four more that are never chosen: the loop takes four at once.
+    room = len(shares) + 4
+    near = np.zeros(room, np.int64), np.zeros(room), np.zeros(room)
     if num_samples * len(shares) <= FEW_CELLS:
-        return partial(_walk, shares, limits, counts)
+        return partial(_walk, shares, limits, counts, *near)
     if len(shares) > SIX:
-        return partial(compiled(_walk), shares, limits, counts)
+        return partial(_compiled_walk(), shares, limits, counts, *near)
     absent = (0, SIX - len(shares))
     limits, counts = (np.pad(one, absent, constant_values=np.inf) for one in (limits, counts))
-    return partial(compiled(_walk_six), np.pad(shares, absent), limits, counts)
+    return partial(_compiled_walk_six(), np.pad(shares, absent), limits, counts)
 
 
 def start(num_datasets: int) -> None:
     """Compile what blends of so many datasets need, or find it compiled."""
-    compiled(_walk_six if num_datasets <= SIX else _walk)
+    (_compiled_walk_six() if num_datasets <= SIX else _compiled_walk()).load()
 
 
 @cache
-def compiled(walk: Walk) -> Walk:
-    """The function as machine code."""
-    from trainyard.machine_code import machine_code  # takes half a second and 90 MB
+def _compiled_walk() -> Compiled:
+    """`_walk` as machine code."""
+    from trainyard.machine_code import Compiled  # LLVM takes time and memory
 
-    return machine_code("void(f8[::1], f8[::1], f8[::1], i8, i2[::1], i8[::1])")(walk)
+    near = "i8[::1], f8[::1], f8[::1]"
+    return Compiled(_walk, f"void(f8[::1], f8[::1], f8[::1], {near}, i8, i2[::1], i8[::1])")
+
+
+@cache
+def _compiled_walk_six() -> Compiled:
+    from trainyard.machine_code import Compiled
+
+    return Compiled(_walk_six, "void(f8[::1], f8[::1], f8[::1], i8, i2[::1], i8[::1])")
 
 
 def _walk(
     shares: Floats,
     limits: Floats,
     counts: Floats,
+    ids: NDArray[np.int64],
+    share: Floats,
+    count: Floats,
     first: int,
     chosen: NDArray[np.int16],
     ranks: NDArray[np.int64],
 ) -> None:
     """Fill `chosen` and `ranks` by the rule, from sample `first` on. counts: samples of each
-    dataset so far; infinite: it is not chosen."""
+    dataset so far; infinite: it is not chosen. ids, share, count: to write to, of the near datasets
+    in order."""
     num_datasets, num_samples = len(shares), len(chosen)
-    # The near datasets in order, and four more that are never chosen: the loop takes four at once.
-    ids = np.zeros(num_datasets + 4, np.int64)
-    share, count = np.zeros(num_datasets + 4), np.zeros(num_datasets + 4)
     length = num_samples
     if num_datasets > FEW_DATASETS:
         length = int(BLOCK * num_datasets**0.5)

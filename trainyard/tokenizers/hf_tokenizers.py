@@ -66,7 +66,6 @@ class EngineTokenizer:
         self.pad = pad
         self._files = files
         self._around = around
-        self.releases_gil = True
         check_growth(library)
         library.no_truncation()  # a file may contain a model's limits; documents are never cut
         library.no_padding()
@@ -87,6 +86,7 @@ class EngineTokenizer:
         # gigatoken supports only BPE; other models use the library without a warning.
         if config.use_gigatoken and frame is not None and type(library.model).__name__ == "BPE":
             self._gigatoken = gigatoken_for(library)
+        self.releases_gil = self._gigatoken is None
         self._find_named()
 
     def _find_named(self) -> None:

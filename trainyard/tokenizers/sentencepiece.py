@@ -55,8 +55,6 @@ class SentencePieceTokenizer:
 
     bos, eos, cls, sep, mask: ids of special tokens, None if it has none."""
 
-    releases_gil = True
-
     def __init__(self, config: TokenizerConfig, data: bytes, url: str) -> None:
         self.config = config
         self._data = data
@@ -80,6 +78,11 @@ class SentencePieceTokenizer:
     def eod(self) -> int:
         """Id that ends a document; ConfigError if the model has none."""
         return _end_of_document(self._end, self.eos, self.config)
+
+    @property
+    def releases_gil(self) -> bool:
+        """Whether two threads of one process can encode at the same time."""
+        return self._pieces.releases_gil
 
     @property
     def engine(self) -> str:

@@ -58,8 +58,6 @@ class TikTokenizer:
 
     bos, eos, unk, cls, sep, mask: ids of special tokens, None if it has none."""
 
-    releases_gil = True
-
     def __init__(
         self, config: TokenizerConfig, ranks: list[bytes], special: Sequence[str], data: bytes
     ) -> None:
@@ -87,6 +85,11 @@ class TikTokenizer:
             self._gigatoken = gigatoken_for_ranks(
                 ranks, above, SCHEMES[pattern], self._rotated, self._seam
             )
+
+    @property
+    def releases_gil(self) -> bool:
+        """Of the two engines, gigatoken keeps it."""
+        return self._gigatoken is None
 
     @property
     def engine(self) -> str:

@@ -129,7 +129,7 @@ def test_two_threads_make_the_same_ids(built: Built) -> None:
     texts = random_texts(200, seed=9)
     for name in ("llama2", "spm"):
         expected = built[name].encode_batch(texts)
-        assert built[name].releases_gil
+        assert built[name].releases_gil != built[name].engine.startswith("gigatoken")
         with ThreadPoolExecutor(2) as pool:
             assert all(rows == expected for rows in pool.map(built[name].encode_batch, [texts] * 4))
 

@@ -21,13 +21,15 @@ from typing import Any, BinaryIO
 
 from trainyard.artifacts import process
 from trainyard.artifacts.backends.base import Read, SourceFile, Writer
-from trainyard.artifacts.backends.fast_copy import Fill, append_files, append_filled
+from trainyard.artifacts.backends.fast_copy import Fill, append_files, append_filled, begin_sync
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.error_text import NO_FILE
 from trainyard.artifacts.urls import is_local, local_path
 from trainyard.errors import ArtifactError
 
 TEMPORARY = ".tmp-"
+BEGUN_BYTES = 1 << 20
+"""So much more of a file begins to go to the disk while the rest is made."""
 
 LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP)
 """Errors for a broken link, or for a file that was removed since it was listed."""
@@ -200,9 +202,15 @@ class LocalWriter(Writer):
         self.path = path
         self.temporary = _temporary_name(path)
         self.file = self.temporary.open("wb")
+        self._begun = 0
 
     def write(self, data: memoryview) -> int:
-        return self.file.write(data)
+        size = self.file.write(data)
+        end = self.file.tell()
+        if end - self._begun >= BEGUN_BYTES:
+            begin_sync(self.file.fileno(), self._begun, end - self._begun)
+            self._begun = end
+        return size
 
     def append_files(
         self,

@@ -1,20 +1,16 @@
 """Lines of JSON as bytes: whether each is a plain document, and which bytes are in tokens of its
 text.
 
-Compiled by numba. A bit for each byte says whether it is part of a token; the tokens are those of
+Machine code. A bit for each byte says whether it is part of a token; the tokens are those of
 `prefilter`. What this module calls plain, orjson reads, and gives the same text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from trainyard.machine_code import compiled_inside, machine_code
+from trainyard.machine_code import compiled_inside, machine_code, zeros_below
 
 PAD = 128
 """Zeros behind the bytes."""
@@ -44,18 +40,6 @@ Bytes = Any
 """(n,) u8, contiguous."""
 Bits = Any
 """(n / 64,) u64; byte n is bit n % 64 of number n / 64."""
-
-
-@intrinsic
-def _count_zeros(context: Any, bits: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.cttz(given[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.uint64), code
-
-
-zeros_below = cast(Callable[[Any], int], _count_zeros)
-"""How many zeros a u64 ends with; 64 if it is 0."""
 
 
 @machine_code("void(u1[::1], u1[::1], u8[::1], u8[::1], u8[::1], u1)")
@@ -317,13 +301,16 @@ def _line(
     return (at if data[at] == 10 and num_keys == 1 and chars >= 0 else NOT_PLAIN), chars, facts
 
 
-@machine_code("i8(u1[::1], u8[::1], u8[::1], u8[::1], i8[::1], i8, u1[::1], i8[:, ::1], i8)")
+@machine_code(
+    "i8(u1[::1], u8[::1], u8[::1], u8[::1], i8[::1], i8[::1], i8, u1[::1], i8[:, ::1], i8)"
+)
 def read_lines(
     data: Bytes,
     token: Bits,
     special: Bits,
     letters: Bits,
     rare: Any,
+    text: Any,
     size: int,
     key: Bytes,
     lines: Any,
@@ -331,9 +318,9 @@ def read_lines(
 ) -> int:
     """How many lines there are, or NOT_PLAIN. lines: (at least that, 6) to write to. Their last
     line feed is at `size`. Only the tokens of texts remain. letters: bits of those that are rare.
-    rare: to write to, how many of them strings have, and where. most: bytes of a line."""
+    rare: to write to, how many of them strings have, and where. text: (2,), to write to, too.
+    most: bytes of a line."""
     at, count, last, rare[0] = 0, 0, 0, 0
-    text = np.empty(2, np.int64)
     while at <= size:
         end, chars, facts = _line(data, token, special, letters, rare, at, key, text)
         if end < 0 or end - at > most:

@@ -1,16 +1,15 @@
 """Where in a text the keys of `prefilter` may be, by the bits that say which bytes are in tokens.
 
-Compiled by numba. Knows nothing of JSON."""
+Machine code. Knows nothing of JSON."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numba import types
 
-from trainyard.collection.contamination.byte_kernels import ALL, ONE, ZERO, Bits, Bytes, zeros_below
-from trainyard.machine_code import compiled_inside, machine_code
+from trainyard.collection.contamination.byte_kernels import ALL, ONE, ZERO, Bits, Bytes
+from trainyard.machine_code import compiled_inside, machine_code, zeros_below
 
 LOWER_CASE = np.uint64(0x2020202020202020)
 STEPS = 4
@@ -42,15 +41,10 @@ def _value(windows: Bytes, token: Bits, n: Any, bit: Any, multiplier: Any) -> An
     return value ^ value >> np.uint64(29)
 
 
-WINDOWS = types.Array(types.uint64, 1, "A", aligned=False)
+WINDOWS = "Array(u8, 1, 'A', aligned=False)"
 
 
-@machine_code(
-    types.int64(
-        *(WINDOWS, types.uint64[::1], types.int64, types.uint64, types.int64, types.uint64[::1]),
-        *(types.uint64, types.int64[::1]),
-    )
-)
+@machine_code(f"i8({WINDOWS}, u8[::1], i8, u8, i8, u8[::1], u8, i8[::1], u8[::1])")
 def find_keys(
     windows: Bytes,
     token: Bits,
@@ -60,10 +54,12 @@ def find_keys(
     table: Bits,
     shift: Any,
     near: Any,
+    hashes: Any,
 ) -> np.int64:
-    """How many keys may begin at a token of at least so many bytes; `near` gets where. windows: the
-    eight bytes from each byte on, as u64. first: 2 or 4, how many tokens of a key are looked at.
-    table: bits of their hashes, by slot. shift: where that begins in a hash."""
+    """How many keys may begin at a token of at least so many bytes; `near` gets where, and `hashes`
+    those of their first tokens. windows: the eight bytes from each byte on, as u64. first: 2 or 4,
+    how many tokens of a key are looked at. table: bits of their hashes, by slot. shift: where that
+    begins in a hash."""
     # Unsigned: numba looks whether a signed index is negative.
     found, value, pair, before, one, two, three = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
     slots = np.uint64(len(table) * 64 - 1)
@@ -76,19 +72,15 @@ def find_keys(
             previous, earlier, before = value, before, pair
             value = _value(windows, token, n, bit, multiplier)
             pair = previous * multiplier + value
-            slot = (earlier * weight + pair) >> shift & slots
-            near[found] = three if first > 2 else one
+            key = earlier * weight + pair
+            slot = key >> shift & slots
+            near[found], hashes[found] = three if first > 2 else one, key
             found += table[slot >> np.uint64(6)] >> (slot & np.uint64(63)) & ONE
             one, two, three = (n << np.uint64(6)) + bit, one, two
     return np.int64(found)
 
 
-@machine_code(
-    types.void(
-        *(WINDOWS, types.uint64[::1], types.int64, types.uint64, types.int64[::1]),
-        types.uint64[:, ::1],
-    )
-)
+@machine_code(f"void({WINDOWS}, u8[::1], i8, u8, i8[::1], u8[:, ::1])")
 def hash_keys(
     windows: Bytes, token: Bits, least: int, multiplier: Any, places: Any, hashes: Any
 ) -> None:

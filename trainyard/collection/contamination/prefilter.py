@@ -104,14 +104,10 @@ class Prefilter:
         if not words:
             return False
         reach = LETTER_BYTES * max(map(len, words))
-        parts = text[max(place - reach, 0) : place], text[place : place + reach]
-        if any(b"\\u" in part or CAPITAL_SIGMA.encode() in part for part in parts):
+        around = text[max(place - reach, 0) : place + reach]
+        if b"\\u" in around or CAPITAL_SIGMA.encode() in around:
             return True
-        before, after = (part.decode(errors="ignore") for part in parts)
-        begin, end = (WORD.match(one) for one in (before[::-1], after))
-        # The letter of an escape, such as that of \n, may be a part of this run, not of the word.
-        run = before[len(before) - (begin.end() if begin else 0) :] + (end[0] if end else "")
-        lower = lowered(run)
+        lower = lowered(around.decode(errors="ignore"))
         return any(word in lower for word in words)
 
     def is_of_bytes(self, key: str) -> bool:
@@ -153,7 +149,7 @@ class _Keys:
         """Tokens of a key that tell most places apart: two are often in order by chance."""
         begin = []
         self._keys: dict[int, _Hashes] = {}
-        for size in np.unique(sizes).tolist():
+        for size in sorted(set(sizes.tolist())):
             is_whole = lines[: len(pairs)] == lines[size - 1 : len(pairs) + size - 1]
             # Pairs of long tokens are rare. N-grams that overlap mostly choose the same.
             longs = lengths[: len(pairs)] + lengths[1 : len(pairs) + 1]
@@ -182,6 +178,17 @@ class _Keys:
         by_size = dict(zip(SIZES, hashes, strict=True))
         return np.concatenate([keys.found(by_size[size]) for size, keys in self._keys.items()])
 
+    def are_first(self, hashes: Array) -> Array:
+        """Numbers of the hashes of `first` tokens that may be those of a key, by other bits than
+        `bits` has."""
+        return np.flatnonzero(self._sieve.take((hashes & SLOTS).view(np.int64), mode="clip"))
+
+    @cached_property
+    def _sieve(self) -> Array:
+        found = np.zeros(1 << TABLE_BITS, np.bool_)
+        found[self._begin.ascending & SLOTS] = True
+        return found
+
     @cached_property
     def bits(self) -> Array:
         """Whether `first` tokens may begin a key, by their slot, in bits of u64; as few slots as
@@ -203,7 +210,10 @@ class _Hashes(NamedTuple):
         """Of any, several times too."""
         table = np.zeros(1 << TABLE_BITS, np.bool_)
         table[_slots(hashes)] = True
-        return _Hashes(np.unique(hashes), table)
+        ascending = np.sort(hashes)  # not np.unique, which imports a part of numpy for 40 ms
+        is_new = np.ones(len(ascending), np.bool_)
+        is_new[1:] = ascending[1:] != ascending[:-1]
+        return _Hashes(ascending[is_new], table)
 
     def maybe(self, given: Array) -> Array:
         """Where those given may be one."""
@@ -323,16 +333,18 @@ def _letters_and_lower_case() -> tuple[str, str]:
 def _stretch(run: str) -> tuple[str, int]:
     """What a run ends with, which n-grams that follow it in a text have too, and its number of
     tokens; the whole of a run whose end has few."""
-    before = run.rsplit(" ", STRETCH)[:-STRETCH]
-    end = run[len(before[0]) + 1 :] if before else run
+    parts = run.rsplit(" ", STRETCH)
+    end = run[len(parts[0]) + 1 :] if len(parts) > STRETCH else run
     count = _num_tokens(end)
     return (end, count) if count >= SIZES[-1] else (run, _num_tokens(run))
 
 
 def _num_tokens(run: str) -> int:
-    """Of ASCII words."""
+    """Of ASCII words, at least. Only of those that begin with no token one may be without."""
     letter = chr(NO_TOKEN)
-    return len(run.replace(letter, " ").split()) if letter in run or not run else 1 + run.count(" ")
+    if run and not run.startswith(letter) and f" {letter}" not in run:
+        return 1 + run.count(" ")
+    return len(run.replace(letter, " ").split())
 
 
 def _words_with(letter: str, text: str, longest: int) -> Iterator[str]:

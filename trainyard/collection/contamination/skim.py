@@ -81,7 +81,7 @@ class Skimmer:
         byte_kernels.mark(data, kinds, kinds.view(np.uint64), token, special, NO_TOKEN)
         lines = self._lines
         count = byte_kernels.read_lines(
-            *(data, token, special, self._letters, self._rare),
+            *(data, token, special, self._letters, self._rare, self._text),
             *(size, self._name, lines, self._most),
         )
         if count < 0:
@@ -92,21 +92,25 @@ class Skimmer:
         places = self._places(token)
         keyed = np.searchsorted(lines[:, END], places)
         suspects = {}
-        for number in sorted({*keyed.tolist(), *self._with_letters(block, lines)}):
+        lettered = set(self._with_letters(block, lines))
+        for number in sorted(lettered.union(keyed.tolist())):
             line = lines[number]
             text = str(orjson.loads(block[line[BEGIN] : line[END]])[self._key])
             keys = places[keyed == number].tolist()
             before = (block[line[TEXT] : place] for place in keys)
-            if self._prefilter.has_word(text) or self._is_suspect(text, len(keys), before):
+            has_word = number in lettered and self._prefilter.has_word(text)
+            if has_word or self._is_suspect(text, len(keys), before):
                 suspects[number] = text
         return Skimmed(count, int(lines[:, CHARS].sum()), origins, suspects)
 
     def _with_letters(self, block: bytes, lines: Array) -> list[int]:
         """The lines of which a text may have a word of the n-grams without a key."""
         rare = self._rare[1 : 1 + self._rare[0]]
-        numbers, first = np.unique(np.searchsorted(lines[:, END], rare), return_index=True)
+        numbers = np.searchsorted(lines[:, END], rare)
+        first = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         found, may_have = [], self._prefilter.may_have_word
-        for number, places in zip(numbers.tolist(), np.split(rare, first[1:]), strict=False):
+        for places in np.split(rare, first) if len(rare) else ():
+            number = int(np.searchsorted(lines[:, END], places[0]))
             begin, end = lines[number, [TEXT, TEXT_END]].tolist()
             places = places[(begin <= places) & (places < end)] - begin
             text = block[begin:end]
@@ -126,9 +130,11 @@ class Skimmer:
         if keys is None:
             return np.empty(0, np.int64)
         given = self._windows, token, keys.least, MULTIPLIER
-        count = key_kernels.find_keys(*given, keys.first, keys.bits, SHIFT, self._near)
-        places = self._near[:count]
-        hashes = np.zeros((count, len(SIZES)), np.uint64)
+        count = key_kernels.find_keys(
+            *(*given, keys.first, keys.bits, SHIFT, self._near, self._hashes)
+        )
+        places = self._near[keys.are_first(self._hashes[:count])]
+        hashes = np.zeros((len(places), len(SIZES)), np.uint64)
         key_kernels.hash_keys(*given, places, hashes)
         return places[keys.are_keys(hashes.T)]
 
@@ -139,5 +145,7 @@ class Skimmer:
         self._kinds = np.zeros(words * 64, np.uint8)
         self._token, self._special = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
         self._near = np.zeros(len(self._data) // 2 + 64, np.int64)
+        self._hashes = np.zeros(len(self._near), np.uint64)
+        self._text = np.zeros(2, np.int64)
         self._rare = np.zeros(len(self._data) // 2, np.int64)
         self._lines = np.zeros((size // LEAST_LINE + 1, 6), np.int64)

@@ -43,6 +43,11 @@ class Pieces:
             self._gigatoken = gigatoken_for_pieces(model, self.by_library, self._apart)
 
     @property
+    def releases_gil(self) -> bool:
+        """Of the two engines, gigatoken keeps it."""
+        return self._gigatoken is None
+
+    @property
     def engine(self) -> str:
         """Name and version of the library that encodes."""
         if self._gigatoken:
