@@ -16,6 +16,7 @@ from trainyard.config import (
     check_at_most,
     execution,
     location,
+    stored_as,
 )
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
@@ -95,8 +96,9 @@ class PlanConfig:
     """Its vocab.json (GPT2BPETokenizer) or vocab.txt (BertWordPiece)."""
     merge_file: str | None = location(None)
     """Its merges.txt (GPT2BPETokenizer)."""
-    vocab_extra_ids: int = 0
-    """Sentinel tokens added to it (BertWordPiece)."""
+    vocab_extra_ids: int | None = stored_as({None: 0, 0: -1})
+    """Sentinel tokens added to it (BertWordPiece). Unset: 100 with BertWordPieceCase, otherwise
+    none."""
     bf16: bool = False
     """Count bytes of weights in bfloat16, which is also the default."""
     fp16: bool = False

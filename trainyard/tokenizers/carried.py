@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.config import ROLE, leaves
+from trainyard.config import ROLE, from_stored, leaves
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.config import TokenizerConfig
 
@@ -43,7 +43,7 @@ def carried_options(folder_url: str) -> dict[str, Any]:
     kind = _check(document, url)
     # The paths are those of this folder, never those in the file.
     known = {name for name, _, field in leaves(TokenizerConfig) if ROLE not in field.metadata}
-    options: dict[str, Any] = {key: document[key] for key in known if key in document}
+    options = from_stored(TokenizerConfig, {key: document[key] for key in known if key in document})
     for option, name in CARRIED_AS[kind].items():
         options[option] = store.join(folder_url, name) if name else folder_url
     template = store.join(folder_url, CHAT_TEMPLATE)
