@@ -14,7 +14,7 @@ import pytest
 from flows.stage_configs import CONFIGS
 from stages.runtime.cli import known_flags
 from tests.stages.directly import Done, run_program
-from tests.stages.megatron_answers import ANSWERS, RUNS
+from tests.stages.megatron_answers import ANSWERS, PRINTED, RUNS
 from tests.test_docs import ROOT
 from tests.trainyard.retrieval.projects import make_project
 from tests.vectors import GOLDEN
@@ -55,6 +55,7 @@ def test_a_line_is_answered_as_the_table_says(name: str, line: dict[str, Any]) -
     last = done.err.splitlines()[-1] if done.err else ""
     if expected == RUNS:
         assert done.status == 0, last
+        assert set(PRINTED.get(name, ())) <= set(done.out.splitlines())
         return
     assert expected in last
     assert done.status == (1 if "is missing" in expected else 2)
