@@ -197,6 +197,13 @@ def test_the_hybrid_of_the_script_is_the_published_kind() -> None:
     assert newer.status == 0, newer.err
     read = parse_document(newer.out, ".toml", "dry run")
     assert (read["hybrid_layer_pattern"], read["num_layers"]) == ("MM*-", 4)
+    words = [*_with_pattern(line["argv"])[:-1], "MMM|*-"]
+    staged = door("pretrain_hybrid.py", *words, "--pipeline-model-parallel-size", "2", "--dry-run")
+    assert staged.status == 0, staged.err
+    assert "the stages are --pipeline-model-parallel-layout 'Et*3|t*2L'" in staged.err
+    read = parse_document(staged.out, ".toml", "dry run")
+    assert (read["hybrid_layer_pattern"], read["num_layers"]) == ("MMM*-", 5)
+    assert read["pipeline_model_parallel_layout"] == "Et*3|t*2L"
 
 
 def _with_pattern(words: list[str]) -> list[str]:

@@ -118,7 +118,8 @@ def repadding_of(
     tp, unit = config.parallel.tensor_model_parallel_size, config.model.make_vocab_size_divisible_by
     ways = ["the tokenizer that it was trained with"]
     extra = config.tokenizer.num_extra_ids
-    if extra and config.model.padded_vocab_size(vocab_size - extra, tp) == theirs:
+    without = vocab_size - extra
+    if extra and (tokens == without or theirs == config.model.padded_vocab_size(without, tp)):
         ways.insert(0, f"--vocab-extra-ids 0, as this tokenizer has {extra} extra ids")
     if theirs % tp == 0 and theirs >= vocab_size:
         ways.append(f"--make-vocab-size-divisible-by {theirs // tp} in another run")
