@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from trainyard.errors import ConfigError
 from trainyard.shown_values import shown
+from trainyard.stored_values import to_stored
 
 C = TypeVar("C")
 
@@ -33,7 +34,6 @@ ROLE = "trainyard.role"
 COURSE = "course"
 Role = Literal["execution", "location", "course"]
 ALSO = "trainyard.also"
-STORED = "trainyard.stored"
 VARIANTS = "trainyard.variants"
 
 
@@ -69,12 +69,6 @@ def also(*names: str, default: Any = dataclasses.MISSING, role: Role | None = No
     """A field with further names in documents and flags. role: as the functions of that name."""
     metadata = {ALSO: names} | ({ROLE: role} if role is not None else {})
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def stored_as(values: Mapping[Any, Any]) -> Any:
-    """A field whose default is None, with the value in documents of outputs for some of its values.
-    Such documents of versions with another default stay comparable."""
-    return dataclasses.field(default=None, metadata={STORED: values})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,26 +157,11 @@ def to_dict(config: Any) -> dict[str, Any]:
 def digest_relevant(config: Any) -> dict[str, Any]:
     """The part of the flat document that decides a stage's result.
 
-    A stage whose result depends on `execution` keys names them in `DESCRIBES`, a class attribute or
-    a property."""
+    `DESCRIBES`, an attribute or property, names `execution` keys that the result depends on too."""
     fields = {name: field for name, _, field in leaves(type(config))}
     relevant = {name for name, one in fields.items() if one.metadata.get(ROLE) in (None, COURSE)}
     relevant.update(getattr(config, "DESCRIBES", ()))
-    document = {key: value for key, value in to_dict(config).items() if key in relevant}
-    for key in document.keys() & fields.keys():
-        if stored := fields[key].metadata.get(STORED):
-            document[key] = stored.get(document[key], document[key])
-    return document
-
-
-def from_stored(cls: type, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a document that `digest_relevant` made, for `from_dict`."""
-    options = dict(document)
-    for name, _, field in leaves(cls):
-        if name in options and (stored := field.metadata.get(STORED)):
-            value = options[name]
-            options[name] = next((k for k, v in stored.items() if v == value), value)
-    return options
+    return {k: to_stored(v, fields[k]) for k, v in to_dict(config).items() if k in relevant}
 
 
 def flag(name: str) -> str:

@@ -20,7 +20,6 @@ from trainyard.artifacts.inputs import check_exists, metrics_of
 from trainyard.artifacts.output import PARTS
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
-from trainyard.tokenizers.config import num_extra_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +117,8 @@ def _vocab_size(recipe: Recipe, corpus: CorpusJobs) -> Any:
     if size is None and corpus.train_tokenizer is not None:
         document = corpus.train_tokenizer.document
         size = build_config("train_tokenizer", document, recipe.where).vocab_size
-        kind = corpus.tokenizer["tokenizer_type"]
-        size += num_extra_ids(kind, corpus.tokenizer.get("vocab_extra_ids"))
+        tokenize = build_config("tokenize", corpus.tokenize[0].document, recipe.where)
+        size += tokenize.tokenizer.num_extra_ids
     if size is None and recipe.tokens:
         size = _metrics_of_tokens(corpus.tokens).get("vocab_size")
     if size is None:

@@ -10,12 +10,11 @@ from trainyard.config import (
     also,
     check_at_most,
     execution,
-    from_stored,
     from_table,
     location,
-    stored_as,
 )
 from trainyard.errors import ConfigError
+from trainyard.stored_values import from_stored, stored_as
 
 TokenizerType = Literal[
     "GPT2BPETokenizer",
@@ -203,7 +202,7 @@ def of_manifest(options: Mapping[str, Any], urls: Sequence[str], where: str) -> 
     known = {field.name for field in fields(TokenizerConfig)}
     needed = NEEDS.get(str(options.get("tokenizer_type")), ())
     names = [name for name in FILES if name in needed] + ["chat_template"]
-    stored = from_stored(TokenizerConfig, options)
+    stored = from_stored(options, fields(TokenizerConfig))
     given = {name: value for name, value in stored.items() if name in known and value is not None}
     return from_table(TokenizerConfig, given | dict(zip(names, urls, strict=False)), where)
 

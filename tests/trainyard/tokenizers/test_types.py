@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from base64 import b64encode
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,13 +22,8 @@ from trainyard.tokenizers import registry
 from trainyard.tokenizers import wordpiece as wordpiece_module
 from trainyard.tokenizers.base import Tokenizer, as_lists, description
 from trainyard.tokenizers.carried import CARRIED_AS, DESCRIPTION
-from trainyard.tokenizers.config import NEEDS, TokenizerConfig, of_manifest
-from trainyard.tokenizers.registry import (
-    TOKENIZERS,
-    build_fitting,
-    build_tokenizer,
-    load_tokenizer,
-)
+from trainyard.tokenizers.config import NEEDS, TokenizerConfig
+from trainyard.tokenizers.registry import TOKENIZERS, build_tokenizer, load_tokenizer
 from trainyard.tokenizers.wordpiece import KEPT_LETTERS, LONG_ROW, WordPieceTokenizer
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##aff", "##able", "a", "!", "\u4f60"]
@@ -124,41 +118,6 @@ def test_extra_ids_come_after_the_vocabulary(tmp_path: Path) -> None:
     assert cased.encode("un<extra_id_7>Un") == [5, 18, 1]
     assert wordpiece(tmp_path, "BertWordPieceCase", vocab_extra_ids=2).extra_ids == (11, 12)
     assert wordpiece(tmp_path, vocab_extra_ids=3).vocab_size == 14
-    none = wordpiece(tmp_path, "BertWordPieceCase", vocab_extra_ids=0)
-    assert (none.vocab_size, none.extra_ids) == (11, ())
-
-
-@pytest.mark.parametrize(("given", "number", "stored"), [(None, 100, 0), (0, 0, -1), (2, 2, 2)])
-def test_extra_ids_of_a_carried_tokenizer_are_those_given(
-    tmp_path: Path, given: int | None, number: int, stored: int
-) -> None:
-    """Documents hold 0 for an option left out, as those of earlier versions do."""
-    cased = wordpiece(tmp_path, "BertWordPieceCase", vocab_extra_ids=given)
-    (tmp_path / "again").mkdir()
-    again = carried(cased, tmp_path / "again")
-    document = json.loads((tmp_path / "again" / DESCRIPTION).read_text())
-    assert (len(again.extra_ids), document["vocab_extra_ids"]) == (number, stored)
-    assert again.config.vocab_extra_ids == given
-    options = digest_relevant(cased.config)
-    url = str(tmp_path / "vocab.txt")
-    assert of_manifest(options, [url], "manifest").vocab_extra_ids == given
-    lower = TokenizerConfig(
-        tokenizer_type="BertWordPieceLowerCase", vocab_file=url, vocab_extra_ids=0
-    )
-    assert digest_relevant(lower)["vocab_extra_ids"] == 0
-
-
-@pytest.mark.parametrize(
-    ("rows", "number"), [(10, 111), (11, 11), (64, 11), (110, 11), (111, 111), (128, 111)]
-)
-def test_extra_ids_by_default_need_rows_of_the_model(
-    tmp_path: Path, rows: int, number: int
-) -> None:
-    vocab_file = str(tmp_path / "vocab.txt")
-    config = wordpiece(tmp_path, "BertWordPieceCase").config
-    assert config.vocab_file == vocab_file
-    assert build_fitting(config, rows).vocab_size == number
-    assert build_fitting(replace(config, vocab_extra_ids=100), rows).vocab_size == 111
 
 
 def test_a_vocabulary_that_is_none_of_bert_is_refused(tmp_path: Path) -> None:
