@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from trainyard.errors import ConfigError
 from trainyard.shown_values import shown
+from trainyard.stored_values import to_stored
 
 C = TypeVar("C")
 
@@ -156,12 +157,11 @@ def to_dict(config: Any) -> dict[str, Any]:
 def digest_relevant(config: Any) -> dict[str, Any]:
     """The part of the flat document that decides a stage's result.
 
-    A stage whose result depends on `execution` keys names them in `DESCRIBES`, a class attribute or
-    a property."""
-    roles = {name: field.metadata.get(ROLE) for name, _, field in leaves(type(config))}
-    relevant = {name for name, role in roles.items() if role in (None, COURSE)}
+    `DESCRIBES`, an attribute or property, names `execution` keys that the result depends on too."""
+    fields = {name: field for name, _, field in leaves(type(config))}
+    relevant = {name for name, one in fields.items() if one.metadata.get(ROLE) in (None, COURSE)}
     relevant.update(getattr(config, "DESCRIBES", ()))
-    return {key: value for key, value in to_dict(config).items() if key in relevant}
+    return {k: to_stored(v, fields[k]) for k, v in to_dict(config).items() if k in relevant}
 
 
 def flag(name: str) -> str:

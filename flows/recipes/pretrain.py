@@ -117,7 +117,8 @@ def _vocab_size(recipe: Recipe, corpus: CorpusJobs) -> Any:
     if size is None and corpus.train_tokenizer is not None:
         document = corpus.train_tokenizer.document
         size = build_config("train_tokenizer", document, recipe.where).vocab_size
-        size += corpus.tokenizer.get("vocab_extra_ids", 0)
+        tokenize = build_config("tokenize", corpus.tokenize[0].document, recipe.where)
+        size += tokenize.tokenizer.num_extra_ids
     if size is None and recipe.tokens:
         size = _metrics_of_tokens(corpus.tokens).get("vocab_size")
     if size is None:

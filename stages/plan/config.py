@@ -31,6 +31,7 @@ from trainyard.parallel.dims import dims_of, expert_dims_of
 from trainyard.parallel.layout_checks import check_model
 from trainyard.parallel.pipeline.partition import Partition, partition
 from trainyard.parallel.pipeline.schedule import GROUP, choose_group_size
+from trainyard.stored_values import stored_as
 from trainyard.tokenizers.config import TokenizerConfig, TokenizerType
 from trainyard.training.options.pretrain import PretrainConfig
 
@@ -95,8 +96,8 @@ class PlanConfig:
     """Its vocab.json (GPT2BPETokenizer) or vocab.txt (BertWordPiece)."""
     merge_file: str | None = location(None)
     """Its merges.txt (GPT2BPETokenizer)."""
-    vocab_extra_ids: int = 0
-    """Sentinel tokens added to it (BertWordPiece)."""
+    vocab_extra_ids: int | None = stored_as({None: 0, 0: -1})
+    """Sentinel tokens added to it (BertWordPiece); unset: 100 with BertWordPieceCase."""
     bf16: bool = False
     """Count bytes of weights in bfloat16, which is also the default."""
     fp16: bool = False
@@ -334,10 +335,8 @@ class PlanConfig:
             kind = "GPT2BPETokenizer" if self.merge_file else "BertWordPieceLowerCase"
         if kind is None:
             return None
-        return TokenizerConfig(
-            tokenizer_type=kind,
-            **{name: getattr(self, name) for name in OF_TOKENIZER},
-        )
+        given = {name: getattr(self, name) for name in OF_TOKENIZER}
+        return TokenizerConfig(tokenizer_type=kind, **given)
 
     @property
     def num_microbatches(self) -> int:

@@ -18,9 +18,6 @@ from trainyard.tokenizers.config import TokenizerConfig
 
 log = logging.getLogger(__name__)
 
-CASED_EXTRA_IDS = 100
-"""<extra_id_N> that BertWordPieceCase has by default, as in Megatron-LM."""
-
 
 def with_vocabulary(config: PlanConfig) -> PlanConfig:
     """The plan with the number of tokens of its tokenizer; without one, GPT-2's, which is logged.
@@ -46,8 +43,7 @@ def count_tokens(tokenizer: TokenizerConfig) -> int:
         return _last(_read_json(tokenizer.vocab_file), tokenizer.vocab_file)
     if kind.startswith("BertWordPiece") and tokenizer.vocab_file:
         pieces = read_text(tokenizer.vocab_file).split("\n")
-        extra = tokenizer.vocab_extra_ids or CASED_EXTRA_IDS * (kind == "BertWordPieceCase")
-        return len(pieces) - (pieces[-1] == "") + extra
+        return len(pieces) - (pieces[-1] == "") + tokenizer.num_extra_ids
     if kind == "HuggingFaceTokenizer" and tokenizer.tokenizer_model:
         return _count_huggingface(tokenizer.tokenizer_model)
     raise ConfigError(

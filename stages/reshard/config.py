@@ -165,6 +165,9 @@ class ReshardConfig:
     """Merges of that tokenizer (GPT2BPETokenizer)."""
     vocab_size: int | None = None
     """Number of ids of that tokenizer (NullTokenizer); the last id ends a document."""
+    vocab_extra_ids: int | None = None
+    """Sentinel tokens <extra_id_N> of that tokenizer (BertWordPiece, SentencePieceTokenizer).
+    Unset: 100 with BertWordPieceCase if the checkpoint has rows for them, otherwise none."""
     checkpoint_type: Literal["meta", "hf"] | None = execution(None)
     """Accepted for Megatron-LM's command lines and ignored: the files determine it."""
     model_size: str | None = execution(None)
@@ -346,6 +349,7 @@ class ReshardConfig:
             "vocab_file": self.vocab_file,
             "merge_file": self.merge_file,
             "vocab_size": self.vocab_size,
+            "vocab_extra_ids": self.vocab_extra_ids,
         }
         given = {name: value for name, value in options.items() if value is not None}
         return from_dict(TokenizerConfig, given)

@@ -49,7 +49,8 @@ def _opened(config: ReshardConfig, loader: str) -> Source:
 def _adjusted(config: ReshardConfig, source: Source) -> Source:
     """With another vocabulary, if one is asked for."""
     described = config.tokenizer()
-    tokenizer = carried(described) if described is not None else None
+    rows = source.padded_vocab_size
+    tokenizer = carried(described, rows) if described is not None else None
     # Savers of Megatron-LM's formats pad the vocabulary themselves.
     divisible_by = None if config.saver in MEGATRON else config.make_vocab_size_divisible_by
     if tokenizer is None and config.true_vocab_size is None and divisible_by is None:

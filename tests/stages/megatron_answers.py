@@ -99,3 +99,14 @@ ANSWERS: dict[str, str] = {
     "generate-1.3b.sh": RUNS,
     "selfgenerate-1.3b-unconditional.sh": RUNS,
 }
+
+PRINTED: dict[str, tuple[str, ...]] = {
+    "train_llama3_8b_h100_fp8.sh": (
+        'fp8_format = "hybrid"',
+        'fp8_recipe = "delayed"',
+        "fp8_amax_history_len = 1024",
+        'fp8_amax_compute_algo = "max"',
+    ),
+}
+"""Lines of the options that `--dry-run` prints, of scripts that leave them to Megatron-LM's
+defaults."""

@@ -14,7 +14,7 @@ import pytest
 from flows.stage_configs import CONFIGS
 from stages.runtime.cli import known_flags
 from tests.stages.directly import Done, run_program
-from tests.stages.megatron_answers import ANSWERS, RUNS
+from tests.stages.megatron_answers import ANSWERS, PRINTED, RUNS
 from tests.test_docs import ROOT
 from tests.trainyard.retrieval.projects import make_project
 from tests.vectors import GOLDEN
@@ -55,6 +55,7 @@ def test_a_line_is_answered_as_the_table_says(name: str, line: dict[str, Any]) -
     last = done.err.splitlines()[-1] if done.err else ""
     if expected == RUNS:
         assert done.status == 0, last
+        assert set(PRINTED.get(name, ())) <= set(done.out.splitlines())
         return
     assert expected in last
     assert done.status == (1 if "is missing" in expected else 2)
@@ -196,6 +197,13 @@ def test_the_hybrid_of_the_script_is_the_published_kind() -> None:
     assert newer.status == 0, newer.err
     read = parse_document(newer.out, ".toml", "dry run")
     assert (read["hybrid_layer_pattern"], read["num_layers"]) == ("MM*-", 4)
+    words = [*_with_pattern(line["argv"])[:-1], "MMM|*-"]
+    staged = door("pretrain_hybrid.py", *words, "--pipeline-model-parallel-size", "2", "--dry-run")
+    assert staged.status == 0, staged.err
+    assert "the stages are --pipeline-model-parallel-layout 'Et*3|t*2L'" in staged.err
+    read = parse_document(staged.out, ".toml", "dry run")
+    assert (read["hybrid_layer_pattern"], read["num_layers"]) == ("MMM*-", 5)
+    assert read["pipeline_model_parallel_layout"] == "Et*3|t*2L"
 
 
 def _with_pattern(words: list[str]) -> list[str]:

@@ -119,6 +119,7 @@ def test_tokens_are_counted_as_the_tokenizers_count_them(tmp_path: Path, shared:
         },
         {"tokenizer_type": "BertWordPieceLowerCase", **bert},
         {"tokenizer_type": "BertWordPieceCase", **bert},
+        {"tokenizer_type": "BertWordPieceCase", "vocab_extra_ids": 0, **bert},
         {
             "tokenizer_type": "HuggingFaceTokenizer",
             "tokenizer_model": str(vocab / "hf/gpt-neox-tokenizer.json"),

@@ -13,7 +13,7 @@ from trainyard.artifacts.urls import join
 from trainyard.errors import TrainyardError
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
+from trainyard.tokenizers.registry import build_fitting, build_tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +30,9 @@ class Carried:
 NONE = Carried()
 
 
-def carried(config: TokenizerConfig) -> Carried:
-    """The tokenizer of a configuration."""
-    tokenizer = build_tokenizer(config)
+def carried(config: TokenizerConfig, rows: int | None = None) -> Carried:
+    """The tokenizer of a configuration, for a model with this many rows if they are known."""
+    tokenizer = build_tokenizer(config) if rows is None else build_fitting(config, rows)
     return Carried(tokenizer.files(), tokenizer.vocab_size)
 
 

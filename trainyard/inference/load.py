@@ -36,7 +36,7 @@ from trainyard.parallel.groups import ALONE, ProcessGroups
 from trainyard.parallel.pipeline.partition import arrange
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.registry import build_tokenizer
+from trainyard.tokenizers.registry import build_fitting
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def load_on_ranks(
         check_expected(expect, opened.config, f"--load {url}")
         config = _without_capacity(opened.config)
         check_layout_fits(parallel, config, rows)
-        found = _tokenizer(url, opened.tokenizer_files, tokenizer)
+        found = _tokenizer(url, opened.tokenizer_files, tokenizer, rows)
         _check_rows(url, found, rows)
         first, end = _ends(config, checkpoint, found)
         _check_weights(url, config.num_params(rows), dtype, parallel.model_ranks, device)
@@ -147,7 +147,7 @@ def load_tokenizer(url: str) -> Tokenizer:
     """The tokenizer of a checkpoint of any kind; ConfigError if it has none."""
     opened = _open(url, 1)
     with opened.checkpoint:
-        return _tokenizer(url, opened.tokenizer_files, None)
+        return _tokenizer(url, opened.tokenizer_files, None, opened.padded_vocab_size)
 
 
 def check_family(url: str, config: TransformerConfig, families: Sequence[str]) -> None:
@@ -210,7 +210,9 @@ def _part(num_layers: int, pp: int, rank: int) -> PipelineStage:
     return PipelineStage(part.layers, part.has_embedding, part.has_output)
 
 
-def _tokenizer(url: str, files: Mapping[str, bytes], given: TokenizerConfig | None) -> Tokenizer:
+def _tokenizer(
+    url: str, files: Mapping[str, bytes], given: TokenizerConfig | None, rows: int
+) -> Tokenizer:
     """The tokenizer of the checkpoint, or the given one if it has none."""
     if not files:
         if given is None:
@@ -219,10 +221,10 @@ def _tokenizer(url: str, files: Mapping[str, bytes], given: TokenizerConfig | No
                 "and stages.reshard adds one, by --tokenizer-type and the files that the model was "
                 "trained with"
             )
-        return build_tokenizer(given)
+        return build_fitting(given, rows)
     own = tokenizer_of(files)
     if given is not None:
-        _check_same(url, own, build_tokenizer(given))
+        _check_same(url, own, build_fitting(given, rows))
     return own
 
 

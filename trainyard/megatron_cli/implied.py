@@ -12,6 +12,10 @@ from trainyard.megatron_cli.programs import EXAMPLE, FINETUNE_GPT, Program
 DOCUMENTS = ("config", "yaml-cfg")
 """Options that bring a tokenizer of their own."""
 
+TRAINS = ("pretrain", "finetune")
+FP8_FORMATS = {"fp8-format", "fp8"}
+"""In a command that trains, these stand for Megatron-LM's recipe too; ours is another."""
+
 DEVICES = ("world-size", "data-parallel-size", "nproc-per-node")
 """Options that say to a plan how many devices there are."""
 
@@ -71,6 +75,8 @@ def implied(
             added += [name, value]
     if program.tokenizer_type and not _brings_tokenizer(given):
         added += ["--tokenizer-type", program.tokenizer_type]
+    if program.stage in TRAINS and given & FP8_FORMATS and not given & {"fp8-recipe", *DOCUMENTS}:
+        added += ["--fp8-recipe", "delayed"]
     ranks = environ.get("WORLD_SIZE", "1")
     if program.stage == "plan" and ranks != "1" and not given & {*DEVICES}:
         added += ["--world-size", ranks]  # all that Megatron-LM's program knows about devices

@@ -13,6 +13,8 @@ PARTS_OF_MLP = ("moe", "moe_act", "shared_experts")
 OF_LATENTS = "mla_up_proj"
 """The module that makes queries, keys and values of latents."""
 
+STAGES = "pipeline-model-parallel-layout"
+
 HYBRID_SPECS = ("mamba_stack_spec", "hybrid_stack_spec")
 """Last value of the --spec of Megatron-LM's hybrids, after its module."""
 
@@ -119,10 +121,33 @@ def _spec(line: CommandLine, option: Option) -> list[Option]:
 
 
 def _hybrid_pattern(line: CommandLine, option: Option) -> list[Option]:
-    """It says how many layers there are where --num-layers does not, as in newer releases."""
-    if line.last("num-layers", "config", "yaml-cfg", "use-checkpoint-args") is not None:
-        return [option]
-    return [option, Option(option.given, "num-layers", [str(len(unquoted(option.value)))])]
+    """It says how many layers there are where --num-layers does not, and by | which of them are a
+    pipeline stage, as in newer releases."""
+    pattern = unquoted(option.value)
+    stages = pattern.split("|")
+    letters = "".join(stages)
+    found = [Option(option.given, option.name, [letters])]
+    if len(stages) > 1 and "/" not in pattern:  # with layers after a / it is refused as it stands
+        found += _stages_of_pattern(line, option, stages)
+    else:
+        found[0].values = option.values
+    if line.last("num-layers", "config", "yaml-cfg", "use-checkpoint-args") is None:
+        found.append(Option(option.given, "num-layers", [str(len(letters))]))
+    return found
+
+
+def _stages_of_pattern(line: CommandLine, option: Option, stages: list[str]) -> list[Option]:
+    """The layout of the stages, for a command that has one."""
+    if line.vocabulary.meaning(STAGES).kind != "ours":  # the stages of a checkpoint do not matter
+        return []
+    if (given := line.last(STAGES)) is not None:
+        raise ConfigError(
+            f"{option.given} {option.value} and {given.given} both say which layers a pipeline "
+            "stage has; leave the | or the layout out"
+        )
+    layout = f"E{'|'.join(f't*{len(stage)}' if stage else '' for stage in stages)}L"
+    line.remarks.append(f"{option.given} {option.value}: the stages are --{STAGES} '{layout}'")
+    return [Option(option.given, STAGES, [layout])]
 
 
 def _pre_softmax(line: CommandLine, option: Option) -> list[Option]:

@@ -97,6 +97,8 @@ def _same(name: str, value: object, text: str, model: TransformerConfig) -> bool
         return every_nth(text, model.num_layers, flag(name)) == model.experts.pattern(
             model.num_layers
         )
+    if name == "hybrid_layer_pattern":  # its | are the stages of the run
+        text = text.replace("|", "")
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(text) == value

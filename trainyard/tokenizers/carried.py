@@ -3,11 +3,13 @@ that encodes, so that a flow can read them."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.config import ROLE, leaves
 from trainyard.errors import ArtifactError
+from trainyard.stored_values import from_stored
 from trainyard.tokenizers.config import TokenizerConfig
 
 DESCRIPTION = "trainyard_tokenizer.json"
@@ -43,7 +45,8 @@ def carried_options(folder_url: str) -> dict[str, Any]:
     kind = _check(document, url)
     # The paths are those of this folder, never those in the file.
     known = {name for name, _, field in leaves(TokenizerConfig) if ROLE not in field.metadata}
-    options: dict[str, Any] = {key: document[key] for key in known if key in document}
+    kept = {key: document[key] for key in known if key in document}
+    options: dict[str, Any] = from_stored(kept, fields(TokenizerConfig))
     for option, name in CARRIED_AS[kind].items():
         options[option] = store.join(folder_url, name) if name else folder_url
     template = store.join(folder_url, CHAT_TEMPLATE)

@@ -6,8 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from trainyard.config import also, check_at_most, execution, from_table, location
+from trainyard.config import (
+    also,
+    check_at_most,
+    execution,
+    from_table,
+    location,
+)
 from trainyard.errors import ConfigError
+from trainyard.stored_values import from_stored, stored_as
 
 TokenizerType = Literal[
     "GPT2BPETokenizer",
@@ -67,6 +74,8 @@ MAX_SPECIAL_TOKENS = 1_000_000
 """Of a TikTokenizer, which makes a name for each."""
 
 TAKES_EXTRA_IDS = ("BertWordPieceLowerCase", "BertWordPieceCase", "SentencePieceTokenizer")
+USUAL_EXTRA_IDS = {"BertWordPieceCase": 100}
+"""Without `--vocab-extra-ids`, as in Megatron-LM's main; its releases have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +94,9 @@ class TokenizerConfig:
     vocab_size: int | None = None
     """NullTokenizer: number of ids; the last one ends a document. TikTokenizer: number of ids to
     keep. For any other type, leave it out, or give the size that the files have."""
-    vocab_extra_ids: int = 0
-    """Sentinel tokens <extra_id_N> to add (BertWordPiece, SentencePieceTokenizer)."""
+    vocab_extra_ids: int | None = stored_as({None: 0, 0: -1})
+    """Sentinel tokens <extra_id_N> to add (BertWordPiece, SentencePieceTokenizer). Unset: 100 with
+    BertWordPieceCase, otherwise none."""
     tokenizer_special_tokens: tuple[str, ...] = also(
         "tiktoken_special_tokens", "special_tokens", default=()
     )
@@ -138,10 +148,11 @@ class TokenizerConfig:
                 f"--vocab-size must be at most {MAX_VOCAB_SIZE}, as token files store ids in 32 "
                 f"bits, got {self.vocab_size}"
             )
-        if self.vocab_extra_ids < 0 or (self.vocab_extra_ids and kind not in TAKES_EXTRA_IDS):
-            raise ConfigError(
-                f"--vocab-extra-ids {self.vocab_extra_ids}: {kind} has none; leave the option out"
-            )
+        extra = self.vocab_extra_ids or 0
+        if extra < 0 or (extra and kind not in TAKES_EXTRA_IDS):
+            raise ConfigError(f"--vocab-extra-ids {extra}: {kind} has none; leave the option out")
+        if extra == 0 and kind not in USUAL_EXTRA_IDS:  # no difference from an unset one
+            object.__setattr__(self, "vocab_extra_ids", None)
         if self.tokenizer_hf_include_special_tokens and self.tokenizer_hf_no_include_special_tokens:
             raise ConfigError(
                 "--tokenizer-hf-include-special-tokens and "
@@ -153,6 +164,11 @@ class TokenizerConfig:
                 f"{self.tiktoken_num_special_tokens}"
             )
         check_at_most(self, MAX_SPECIAL_TOKENS, "tiktoken_num_special_tokens")
+
+    @property
+    def num_extra_ids(self) -> int:
+        """Sentinel tokens that are added."""
+        return num_extra_ids(self.tokenizer_type, self.vocab_extra_ids)
 
     def versions(self) -> dict[str, str]:
         """Name and version of the library that defines the ids; empty if there is none, or if it is
@@ -173,6 +189,11 @@ class TokenizerConfig:
         return tuple(url for url in urls if url)
 
 
+def num_extra_ids(kind: str, given: int | None) -> int:
+    """Sentinel tokens that a type adds. given: `--vocab-extra-ids`, or None."""
+    return USUAL_EXTRA_IDS.get(kind, 0) if given is None else given
+
+
 def of_manifest(options: Mapping[str, Any], urls: Sequence[str], where: str) -> TokenizerConfig:
     """The tokenizer of a finished stage. options: of its manifest, among others. urls: of the
     input that `TokenizerConfig.inputs` names.
@@ -181,7 +202,8 @@ def of_manifest(options: Mapping[str, Any], urls: Sequence[str], where: str) -> 
     known = {field.name for field in fields(TokenizerConfig)}
     needed = NEEDS.get(str(options.get("tokenizer_type")), ())
     names = [name for name in FILES if name in needed] + ["chat_template"]
-    given = {name: value for name, value in options.items() if name in known and value is not None}
+    stored = from_stored(options, fields(TokenizerConfig))
+    given = {name: value for name, value in stored.items() if name in known and value is not None}
     return from_table(TokenizerConfig, given | dict(zip(names, urls, strict=False)), where)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from multiprocessing import parent_process
 
@@ -97,6 +98,21 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
     if config.legacy_tokenizer and parent_process() is None:  # not again in every worker
         _warn_legacy()
     return TOKENIZERS[config.tokenizer_type](config)
+
+
+def build_fitting(config: TokenizerConfig, rows: int) -> Tokenizer:
+    """The tokenizer for a model with this many rows. The extra ids that its type has by default are
+    left out if there are rows only for the other tokens, as in models of Megatron-LM's releases."""
+    tokenizer = build_tokenizer(config)
+    usual = config.num_extra_ids if config.vocab_extra_ids is None else 0
+    if not usual or not tokenizer.vocab_size - usual <= rows < tokenizer.vocab_size:
+        return tokenizer
+    log.info(
+        "the model has rows for %d tokens: %s without its %d extra ids, as with "
+        "--vocab-extra-ids 0",
+        *(rows, config.tokenizer_type, usual),
+    )
+    return build_tokenizer(replace(config, vocab_extra_ids=0))
 
 
 @cache

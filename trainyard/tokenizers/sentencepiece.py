@@ -203,7 +203,7 @@ def special_tokens(config: TokenizerConfig, pieces: Pieces) -> tuple[dict[str, i
     """Special tokens, at which a text is split, with their ids; and those that are sentinels.
 
     A token that the model lacks gets an id above the model's."""
-    extra = [f"<extra_id_{k}>" for k in range(config.vocab_extra_ids)]
+    extra = [f"<extra_id_{k}>" for k in range(config.num_extra_ids)]
     names: Iterable[str] = config.tokenizer_special_tokens
     if not names and (extra or _is_legacy(config)):
         names = [*STANDARD, *_roles(pieces.library)]

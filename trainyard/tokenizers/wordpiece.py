@@ -3,8 +3,9 @@
 A text becomes only its pieces, as in Megatron-LM up to 0.16; datasets add [CLS] and [SEP]. With
 `--tokenizer-hf-include-special-tokens` every text has them around it, even an empty one. That is
 the default of Megatron-LM's main, whose datasets then add them again. [SEP] ends a document. The
-cased kind has T5's 100 <extra_id_N> by default, as in Megatron-LM, the other has none;
-`--vocab-extra-ids` changes the number."""
+cased kind has T5's 100 <extra_id_N> by default, as in Megatron-LM's main, the other has none;
+`--vocab-extra-ids` changes the number. Megatron-LM's releases have none by default, so
+`--vocab-extra-ids 0` gives the cased vocabulary of a model that they trained."""
 
 from __future__ import annotations
 
@@ -39,7 +40,6 @@ from trainyard.tokenizers.fast.words import WordCache, between_blanks
 from trainyard.tokenizers.hf_tokenizers import EngineTokenizer, add_special_tokens, surround
 
 UNKNOWN, SEPARATOR, PAD, FIRST, MASK = SPECIAL = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
-CASED_EXTRA_IDS = 100
 
 MAX_WORD_LETTERS = 100
 """A longer word is [UNK]."""
@@ -179,8 +179,7 @@ def build_wordpiece(
 
 def extra_tokens(config: TokenizerConfig) -> list[str]:
     """The sentinel tokens of a configuration."""
-    usual = CASED_EXTRA_IDS if config.tokenizer_type == "BertWordPieceCase" else 0
-    return [f"<extra_id_{i}>" for i in range(config.vocab_extra_ids or usual)]
+    return [f"<extra_id_{i}>" for i in range(config.num_extra_ids)]
 
 
 def wordpiece_library(vocab: dict[str, int], *, lower: bool) -> Library:

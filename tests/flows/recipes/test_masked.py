@@ -51,10 +51,16 @@ def test_the_flow_decides_about_sentences_word_pieces_and_the_family() -> None:
             jobs(written)
 
 
-@pytest.mark.parametrize(("lower_case", "kind"), [("true", "LowerCase"), ("false", "Case")])
-def test_the_tokenizer_has_the_case_of_the_trained_one(lower_case: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("lower_case", "kind", "tokens"), [("true", "LowerCase", 500), ("false", "Case", 600)]
+)
+def test_the_tokenizer_has_the_case_of_the_trained_one(
+    lower_case: str, kind: str, tokens: int
+) -> None:
     text = TINY.replace("vocab_size = 500", f"vocab_size = 500\nlower_case = {lower_case}")
-    assert jobs(text).pretrain.document["tokenizer_type"] == f"BertWordPiece{kind}"
+    every = jobs(text)
+    assert every.pretrain.document["tokenizer_type"] == f"BertWordPiece{kind}"
+    assert every.plan.document["vocab_size"] == tokens
 
 
 def test_a_t5_has_the_sentinels_of_its_tokens() -> None:

@@ -152,6 +152,15 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
             "--hybrid-override-pattern M- --num-layers 2",
             "--hybrid-layer-pattern M- --num-layers 2",
         ),
+        (
+            "--hybrid-layer-pattern 'MM|*-M|' --pipeline-model-parallel-size 3",
+            "--hybrid-layer-pattern MM*-M --pipeline-model-parallel-layout Et*2|t*3|L "
+            "--num-layers 5 --pipeline-model-parallel-size 3",
+        ),
+        (
+            "--hybrid-layer-pattern M|M/MM --num-layers 2",
+            "--hybrid-layer-pattern M|M/MM --num-layers 2",
+        ),
         ("--warmup 0.01", "--lr-warmup-fraction 0.01"),
         ("--data-impl mmap --lr 1", "--lr 1"),
         ("--layernorm-epsilon=1e-6", "--norm-epsilon 1e-6"),
@@ -264,6 +273,10 @@ def test_other_spellings_are_translated(given: str, expected: str) -> None:
         ("--load r --pretrained-checkpoint p --save s", "two checkpoints to begin with"),
         ("--logging-level 15", "give --log-level, one of debug"),
         ("--world-size 8 --nproc-per-node 4", "torchrun --nnodes"),
+        (
+            "--hybrid-layer-pattern M|M --pipeline-model-parallel-layout Et|tL",
+            r"M\|M and --pipeline-model-parallel-layout both say which layers",
+        ),
         ("--world-size none", "--world-size must be a whole number"),
         ("--init-method file:///x", "must be tcp://HOST:PORT"),
         ("--init-method tcp://h:99999999", "must be tcp://HOST:PORT"),

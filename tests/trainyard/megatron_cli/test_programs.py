@@ -101,6 +101,26 @@ def test_a_name_stands_for_what_is_not_given(program: str, line: str, expected: 
     assert added(program, line) == expected
 
 
+@pytest.mark.parametrize(
+    ("program", "line", "recipe"),
+    [
+        ("pretrain_gpt.py", "--fp8-format hybrid", "delayed"),
+        ("pretrain_mamba.py", "--fp8_format e4m3", "delayed"),
+        ("sft_retro.py", "--fp8-format=hybrid", "delayed"),
+        ("pretrain_gpt.py", "--fp8-format hybrid --fp8-recipe tensorwise", ""),
+        ("pretrain_gpt.py", "--fp8-format hybrid --config c.toml", ""),
+        ("pretrain_gpt.py", "--bf16", ""),
+        ("tools/report_theoretical_memory.py", "--fp8-format hybrid", ""),
+    ],
+)
+def test_a_training_in_8_bits_has_the_recipe_of_megatron(
+    program: str, line: str, recipe: str
+) -> None:
+    words = added(program, line).split()
+    assert ("--fp8-recipe" in words) == bool(recipe)
+    assert not recipe or words[words.index("--fp8-recipe") + 1] == recipe
+
+
 def test_a_flag_that_means_something_else_to_a_program_is_renamed() -> None:
     program = find_program("examples/detxoify_lm/finetune_gpt.py")
     line = "--data-path a --data-path2 1 b 2 c --split 100,0,0 --vocab-size 9 --mock-data"

@@ -117,6 +117,11 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
         ("plan", "--optimizer dist_muon", "--optimizer muon --use-distributed-optimizer"),
         ("plan", "--spec x mamba_stack_spec --num-layers 2", "--model-type mamba --num-layers 2"),
         ("plan", "--hybrid-layer-pattern MM*-", "--hybrid-layer-pattern MM*- --num-layers 4"),
+        (
+            "plan",
+            "--hybrid-layer-pattern MM|*-",
+            "--hybrid-layer-pattern MM*- --pipeline-model-parallel-layout Et*2|t*2L --num-layers 4",
+        ),
         ("plan", "--recompute-modules moe_act", "--recompute-modules mlp"),
         ("plan", "--nproc-per-node 8", "--world-size 8"),
         ("plan", "--nproc-per-node 8 --world-size 16", "--world-size 16"),
@@ -276,6 +281,7 @@ def test_the_parts_that_only_some_models_have_are_compared_too() -> None:
     same = "num_experts=4 moe_layer_freq=[0]*1+[1]*1 moe_ffn_hidden_size=32 kv_lora_rank=8"
     check_expected((*same.split(), "yarn_mscale=1.0"), MIXTURE, "c")
     check_expected(("hybrid_layer_pattern=M*", "mamba_num_heads=2"), HYBRID, "c")
+    check_expected(("hybrid_layer_pattern=M|*",), HYBRID, "c")
     check_expected(("moe_router_topk=8", "kv_lora_rank=512", "yarn_mscale=3"), MODEL, "c")
     for model, entry, found in (
         (MIXTURE, "moe_layer_freq=1", "[0,1], not 1"),

@@ -21,7 +21,7 @@ from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.model import ALONE
 from trainyard.training.logging.run_info import RunInfo
-from trainyard.training.loop.build import GATHER_IDLE, report_kernels
+from trainyard.training.loop.build import report_kernels
 from trainyard.training.overrides import Overrides
 from trainyard.training.pretrain import pretrain
 
@@ -51,17 +51,17 @@ def test_one_rank_logs_the_chosen_kernels(
 
 
 @pytest.mark.parametrize(
-    ("recipe", "sharding", "has_effect"),
+    ("recipe", "sharding", "words"),
     [
-        ("tensorwise", "use_distributed_optimizer", True),
-        ("delayed", "use_distributed_optimizer", False),
-        ("rowwise", "use_distributed_optimizer", False),
-        ("tensorwise", "use_torch_fsdp2", False),
-        ("tensorwise", "use_megatron_fsdp", False),
+        ("tensorwise", "use_distributed_optimizer", ""),
+        ("delayed", "use_distributed_optimizer", "no effect with --fp8-recipe delayed, whose"),
+        ("rowwise", "use_distributed_optimizer", "no effect with --fp8-recipe rowwise, whose"),
+        ("tensorwise", "use_torch_fsdp2", "no effect where gradients or weights are sharded"),
+        ("tensorwise", "use_megatron_fsdp", "no effect where gradients or weights are sharded"),
     ],
 )
 def test_what_gathers_no_weights_in_8_bits_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, recipe: Any, sharding: str, has_effect: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recipe: Any, sharding: str, words: str
 ) -> None:
     asked: dict[str, Any] = {"fp8_param_gather": True, sharding: True}
     gathered = ParallelConfig(data_parallel=DataParallelConfig(**asked))
@@ -74,7 +74,12 @@ def test_what_gathers_no_weights_in_8_bits_is_said(
     with caplog.at_level(logging.INFO):
         report_kernels(config, ALONE, CPU, is_built_in=False, say=True)
     said = [line for line in caplog.messages if line.startswith("--fp8-param-gather")]
-    assert said == ([] if has_effect else [f"--fp8-param-gather: {GATHER_IDLE}"])
+    if not words:
+        assert said == []
+        return
+    (line,) = said
+    assert line.startswith(f"--fp8-param-gather: {words}")
+    assert "weights are gathered in bf16" in line
 
 
 def test_a_run_logs_kernels_and_conventions_before_its_first_step(

@@ -9,6 +9,7 @@ from trainyard.artifacts.strict_json import shown
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config_checks import MAX_LAYERS
 from trainyard.models.mamba.config import MambaConfig
+from trainyard.models.mamba.pattern import STAGE
 
 SPEC = ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]
 """--spec of Megatron-LM's scripts."""
@@ -41,7 +42,7 @@ def hybrid_values(args: Mapping[str, Any], where: str) -> dict[str, Any]:
     if pattern is not None:
         if not isinstance(pattern, str) or len(pattern) > MAX_LAYERS:
             raise ArtifactError(f"{where}: {PATTERNS[0]} {shown(pattern)} describes no layers")
-        found[PATTERNS[0]] = pattern
+        found[PATTERNS[0]] = pattern.replace(STAGE, "")  # the stages of the run that saved it
     return {"model_type": "mamba", **found}
 
 

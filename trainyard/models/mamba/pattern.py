@@ -17,6 +17,13 @@ KINDS = {
 }
 """What each letter stands for; every layer is one of them, with its norm and residual."""
 
+OF_MAIN = {
+    "G": "a gated delta net",
+    "D": "DeepSeek's sparse attention",
+    "+": "latent attention",
+}
+"""Letters of Megatron-LM's main that are layers we do not have."""
+
 STAGE, PREDICTION = "|", "/"
 """Letters of newer releases that are no layers: the end of a pipeline stage, and the beginning of
 the layers of multi-token prediction."""
@@ -35,11 +42,20 @@ def check_pattern(pattern: str) -> None:
             f"{option}: {PREDICTION} begins layers of multi-token prediction, which a hybrid model "
             "does not have here; leave it and what follows out"
         )
+    for letter in OF_MAIN:
+        if letter in pattern:
+            raise ConfigError(
+                f"{option}: {letter} is {OF_MAIN[letter]}, which hybrid models do not have here; "
+                f"known are {_known()}"
+            )
     unknown = sorted(set(pattern) - KINDS.keys())
     if unknown or not pattern:
-        known = ", ".join(f"{letter} ({kind})" for letter, kind in KINDS.items())
         found = f"{unknown[0]!r} is no kind of layer" if unknown else "it names no layer"
-        raise ConfigError(f"{option}: {found}; known are {known}")
+        raise ConfigError(f"{option}: {found}; known are {_known()}")
+
+
+def _known() -> str:
+    return ", ".join(f"{letter} ({kind})" for letter, kind in KINDS.items())
 
 
 @functools.lru_cache(maxsize=16)  # every layer asks

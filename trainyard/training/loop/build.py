@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from trainyard.datasets.loader import Batch
+from trainyard.fp8.recipe import Fp8Recipe
 from trainyard.models.attention import choose_attention
 from trainyard.models.block import TransformerBlock
 from trainyard.models.config import TransformerConfig
@@ -29,6 +30,7 @@ from trainyard.optim.kernels import report_optimizer
 from trainyard.optim.narrow_moments import report_moments
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.device import default_dtype
 from trainyard.parallel.groups import ProcessGroups, gather_objects
 from trainyard.parallel.model import ModelParallel
@@ -232,9 +234,14 @@ def whole_parameter_count(train_module: TrainModule) -> int:
     return sum({name: count for stage in stages for name, count in stage.items()}.values())
 
 
-GATHER_IDLE = (
-    "no effect: it only applies with --use-distributed-optimizer, and --fp8-recipe tensorwise and "
-    "blockwise"
+IN_16_BITS = "so weights are gathered in bf16, two bytes for each number"
+GATHER_OF_RECIPE = (
+    "no effect with --fp8-recipe {}, whose products would cast weights from 8 bits to other values "
+    "than from bf16, {}; --fp8-recipe tensorwise and blockwise gather in 8 bits"
+)
+GATHER_OF_SHARDS = (
+    "no effect where gradients or weights are sharded, {}; --use-distributed-optimizer alone "
+    "gathers in 8 bits"
 )
 HISTORY_IDLE = "no effect: they only apply with --fp8-recipe delayed"
 
@@ -272,6 +279,15 @@ def compile_chunk(chunk: nn.Module) -> list[nn.Module]:
     return [*layers, *(module for module in around if module not in inside)]
 
 
+def _idle_gather(data: DataParallelConfig, fp8: Fp8Recipe) -> str:
+    """Why --fp8-param-gather has no effect; empty if it has, or was not given."""
+    if not data.fp8_param_gather:
+        return ""
+    if not fp8.survives_decoding:
+        return GATHER_OF_RECIPE.format(fp8.scaling, IN_16_BITS)
+    return GATHER_OF_SHARDS.format(IN_16_BITS) if data.fully_shards else ""
+
+
 def report_kernels(
     config: PretrainConfig,
     parallel: ModelParallel,
@@ -301,9 +317,8 @@ def report_kernels(
         report_fp8(config.precision.fp8, device, say=say)
         if say and config.precision.has_idle_history:
             log.info("--fp8-margin and --fp8-amax-...: %s", HISTORY_IDLE)
-        data = config.parallel.data_parallel
-        is_idle = data.fully_shards or not config.precision.fp8.survives_decoding
-        if say and data.fp8_param_gather and is_idle:
-            log.info("--fp8-param-gather: %s", GATHER_IDLE)
+        idle = _idle_gather(config.parallel.data_parallel, config.precision.fp8)
+        if say and idle:
+            log.warning("--fp8-param-gather: %s", idle)
     report_optimizer(config.optimizer, device, say=say)
     report_moments(config.precision, config.optimizer.adam_beta2, say=say)

@@ -117,6 +117,10 @@ def repadding_of(
         return Repadding(theirs, padded, config.model, config.training.seed, dtype)
     tp, unit = config.parallel.tensor_model_parallel_size, config.model.make_vocab_size_divisible_by
     ways = ["the tokenizer that it was trained with"]
+    extra = config.tokenizer.num_extra_ids
+    without = vocab_size - extra
+    if extra and (tokens == without or theirs == config.model.padded_vocab_size(without, tp)):
+        ways.insert(0, f"--vocab-extra-ids 0, as this tokenizer has {extra} extra ids")
     if theirs % tp == 0 and theirs >= vocab_size:
         ways.append(f"--make-vocab-size-divisible-by {theirs // tp} in another run")
     raise ConfigError(

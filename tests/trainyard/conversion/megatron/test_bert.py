@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainyard.conversion.megatron.bert_of_2019 import oldest, save_oldest
 from tests.trainyard.conversion.megatron.converted_runs import ROWS, convert_run, save_weights
 from tests.trainyard.models.perturbed import perturb
 from trainyard.conversion.megatron.names import flatten, our_name
@@ -31,17 +32,6 @@ BERT_345M: dict[str, Any] = {
     "num_attention_heads": 16,
     "seq_length": 512,
 }
-OLDEST_LAYER = (
-    *("input_layernorm", "attention.query_key_value", "attention.dense"),
-    *("post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
-)
-MATRICES = {
-    "attention.query_key_value": (3, 1),
-    "attention.dense": (1, 1),
-    "mlp.dense_h_to_4h": (4, 1),
-    "mlp.dense_4h_to_h": (1, 4),
-}
-"""Rows and columns in hidden sizes."""
 
 
 def weights(**options: Any) -> tuple[BertConfig, dict[str, Tensor]]:
@@ -50,33 +40,6 @@ def weights(**options: Any) -> tuple[BertConfig, dict[str, Tensor]]:
     init_parameters(model, 3)
     perturb(model, seed=4, scale=1.0)
     return config, {name: tensor.detach() for name, tensor in model.named_parameters()}
-
-
-def oldest(config: BertConfig, rows: int) -> dict[str, tuple[int, ...]]:
-    """Paths and shapes of the files of 2019."""
-    h = config.hidden_size
-    found: dict[str, tuple[int, ...]] = {
-        "language_model.embedding.word_embeddings.weight": (rows, h),
-        "language_model.embedding.position_embeddings.weight": (config.positions, h),
-        "language_model.embedding.tokentype_embeddings.weight": (2, h),
-        "language_model.transformer.final_layernorm.weight": (h,),
-        "language_model.transformer.final_layernorm.bias": (h,),
-        "language_model.pooler.dense.weight": (h, h),
-        "language_model.pooler.dense.bias": (h,),
-        "lm_head.bias": (rows,),
-        "lm_head.dense.weight": (h, h),
-        "lm_head.dense.bias": (h,),
-        "lm_head.layernorm.weight": (h,),
-        "lm_head.layernorm.bias": (h,),
-        "binary_head.weight": (2, h),
-        "binary_head.bias": (2,),
-    }
-    for layer in range(config.num_layers):
-        for name in OLDEST_LAYER:
-            path = f"language_model.transformer.layers.{layer}.{name}"
-            a, b = MATRICES.get(name, (1, 0))
-            found |= {f"{path}.weight": (a * h, b * h) if b else (h,), f"{path}.bias": (a * h,)}
-    return found
 
 
 @pytest.mark.parametrize(("rows", "parameters"), [(30592, 336_297_858), (29056, 334_723_458)])
@@ -89,27 +52,8 @@ def test_the_published_bert_345m_has_our_names_and_shapes(rows: int, parameters:
 
 
 def test_a_file_of_2019_is_read(tmp_path: Path) -> None:
-    """As published: no args, no version, queries then keys then values, half precision."""
     config, ours = weights()
-    tree: dict[str, Any] = {}
-    for path, shape in oldest(config, ROWS).items():
-        name = our_name(path, tied=True, family="bert")
-        assert name is not None
-        tensor = ours[name].half()
-        if "query_key_value" in path:  # [4 heads, 3, 8 channels] as [3, 4, 8]
-            rest = tensor.shape[1:]
-            tensor = tensor.view(4, 3, 8, *rest).transpose(0, 1).reshape(tensor.shape)
-        assert tensor.shape == shape, path
-        parts, node = path.split("."), tree
-        depth = 2 if parts[0] == "language_model" else 1
-        depth = 3 if parts[1] == "embedding" else depth
-        for part in parts[:depth]:
-            node = node.setdefault(part, {})
-        node[".".join(parts[depth:])] = tensor
-    folder = tmp_path / "release" / "mp_rank_00"
-    folder.mkdir(parents=True)
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
-    torch.save({"iteration": 0, "model": tree}, folder / "model_optim_rng.pt")
+    save_oldest(tmp_path, config, ROWS, ours)
     with pytest.raises(ConfigError, match="16 for NVIDIA's GPT-345M and BERT-345M"):
         open_megatron(str(tmp_path))
     with open_megatron(str(tmp_path), num_attention_heads=4) as source:

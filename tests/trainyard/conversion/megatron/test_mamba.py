@@ -112,6 +112,9 @@ def test_arguments_of_older_scripts_are_read() -> None:
     assert isinstance(config, MambaConfig)
     assert [config.count(letter) for letter in "M*-"] == [24, 4, 28]
     assert (config.mamba_heads, config.mamba_num_groups, config.mamba_state_dim) == (128, 8, 128)
+    staged = config_of({**args, "hybrid_layer_pattern": "M" * 20 + "|" + "*-" * 18}, "args")
+    assert isinstance(staged, MambaConfig)
+    assert staged.layer_kinds == "M" * 20 + "*-" * 18
     with pytest.raises(ConfigError, match="--spec"):
         config_of({**args, "spec": ["mine", "spec"]}, "args")
     with pytest.raises(ArtifactError, match="describes no layers"):

@@ -169,7 +169,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 # --- what is refused ----------------------------------------------------------------------------
 
 
-def decide(tokens: int, padded: int, tp: int = 1) -> Repadding | None:
+def decide(tokens: int, padded: int, tp: int = 1, extra: int = 0) -> Repadding | None:
     """For a checkpoint of 1001 tokens in 1024 rows."""
     document = {"vocab_size": 1001, "padded_vocab_size": 1024}
     checkpoint = cast(Checkpoint, SimpleNamespace(config=document, url="run/iter_0000003"))
@@ -178,6 +178,7 @@ def decide(tokens: int, padded: int, tp: int = 1) -> Repadding | None:
         "model": model,
         "parallel": SimpleNamespace(tensor_model_parallel_size=tp),
         "training": SimpleNamespace(seed=SEED),
+        "tokenizer": SimpleNamespace(num_extra_ids=extra),
     }
     config = cast(PretrainConfig, SimpleNamespace(**parts))
     return repadding_of(checkpoint, config, tokens, padded, torch.float32)
@@ -193,3 +194,5 @@ def test_only_the_padding_may_differ() -> None:
         decide(1400, 1408)
     with pytest.raises(ConfigError, match="--make-vocab-size-divisible-by 512 in another run"):
         decide(900, 1280, tp=2)
+    with pytest.raises(ConfigError, match="--vocab-extra-ids 0, as this tokenizer has 100 extra"):
+        decide(1101, 1152, extra=100)
