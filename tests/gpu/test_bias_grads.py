@@ -77,8 +77,11 @@ def test_gelu_of_every_number_is_the_exact_one_rounded(kind: str) -> None:
     inner = 2 * (2 / torch.pi) ** 0.5 * (exact + 0.044715 * exact**3)
     gate = torch.special.ndtr(exact) if kind == "gelu" else torch.sigmoid(inner)
     found = activated(x, x, kind)
-    # One in thousands lies as near the middle of two numbers as the kernel's error is large.
-    assert (found != (exact * gate).bfloat16()).sum() <= 8
+    right = exact * gate
+    # One in hundreds lies as near the middle of two numbers as the kernel's error is large: 26 of
+    # 32,000 on an H200. Then it is the other one.
+    assert (found != right.bfloat16()).double().mean() < 2e-3
+    torch.testing.assert_close(found.double(), right, rtol=2**-8, atol=1e-37)
 
 
 @pytest.mark.parametrize("kind", KINDS)
