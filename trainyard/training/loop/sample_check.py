@@ -147,8 +147,8 @@ class SampleCheck:
         shape = own.shape[1:]
         ids = [one for one in consumed.ids if one is not None and one.shape == shape]
         # As bytes: numpy calls on a few numbers each would be slow.
-        is_same = len(ids) == len(consumed.ids) == len(own) and b"".join(ids) == own.tobytes()
-        if not is_same:
+        found = b"".join(ids)  # type: ignore[arg-type]
+        if not len(ids) == len(consumed.ids) == len(own) or found != own.tobytes():
             raise self._mismatch(_difference(consumed.ids, own))
         self.samples = self._digest
 
