@@ -55,6 +55,15 @@ def test_cyclic_serves_every_sample_of_an_epoch_once(sharding: bool) -> None:
     assert epochs[:48].tolist() != epochs[48:].tolist()
 
 
+@pytest.mark.parametrize("sharding", [True, False])
+def test_a_restart_within_a_micro_batch_serves_whole_ones(sharding: bool) -> None:
+    shape = SamplerShape(50, 3, 2)
+    rest, epoch = islice(cyclic(shape, 4, torch_permutation, sharding), 2)
+    assert rest.shape == (7, 2, 3)
+    assert epoch.shape == (8, 2, 3)
+    assert len(np.unique(rest)) == rest.size
+
+
 def test_cyclic_shards_are_megatrons() -> None:
     shape = SamplerShape(21, 2, 2)  # 5 groups of 4; each rank owns 10
     generator = torch.Generator()

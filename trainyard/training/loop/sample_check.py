@@ -58,7 +58,7 @@ class ExpectedSamples:
     def _places(self, most: int) -> NDArray[np.int64]:
         """Those of the next micro-batches, of at most so many."""
         block = self._block
-        if block is None or not len(block):
+        while block is None or not len(block):
             block = next(self._blocks, None)
             assert block is not None, "the order of the data has ended"
         self._block = block[most:]
