@@ -125,7 +125,7 @@ def step(rank: int, size: int, scratch: Path) -> Callable[[], None]:
         def __init__(self, count: int) -> None:
             self.order = random.permutation(count).astype(np.uint32)
 
-        def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
+        def numbers(self, indices: NDArray[np.int64] | slice) -> NDArray[np.uint32]:
             return self.order[indices]
 
     blended: Any = Blended([Source(count) for count in counts], chosen, within)  # type: ignore[type-var]

@@ -18,6 +18,7 @@ from trainyard.checkpoint.node_local.visibility import firsts_of
 from trainyard.checkpoint.plan import Slice, plan_files, plan_shards
 from trainyard.datasets.blended import Blended
 from trainyard.datasets.config import DataConfig
+from trainyard.datasets.sample_format import spelled_out
 from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.loop.batch_size import BatchSize
@@ -33,7 +34,8 @@ def test_rank_0_digests_a_larger_batch_in_as_many_calls() -> None:
     for dp in (8, 8 * TIMES):
         samples = np.arange(4 * dp)
         sources: Any = [Numbered()] * datasets
-        blended = Blended(sources, (samples % datasets).astype(np.int16), samples)
+        chosen = (samples % datasets).astype(np.int16)
+        blended = Blended(sources, chosen, samples // datasets)
         size, groups = BatchSize(len(samples), 1, dp), ProcessGroups(ParallelDims(dp=dp), 0)
         data = RunData(DataConfig(data_path=("none",)), blended, (), size, 0)
         check = SampleCheck(1, size, 7, groups, data.expected_samples(0))
@@ -49,8 +51,8 @@ def test_rank_0_digests_a_larger_batch_in_as_many_calls() -> None:
 class Numbered:
     """A source whose samples are numbered as they come."""
 
-    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        return indices
+    def numbers(self, indices: NDArray[np.int64] | slice) -> NDArray[np.int64]:
+        return spelled_out(indices)
 
 
 def slices(count: int) -> list[Slice]:

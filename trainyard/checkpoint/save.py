@@ -220,9 +220,12 @@ def plan_step(
     shared_file_bytes: int = SHARED_FILE_BYTES,
 ) -> list[PlannedFile]:
     """The tensor files of a step, from the slices of each rank. places: see `Ranks`."""
-    assigned: dict[str, list[list[Slice]]] = {}
-    for kind in KINDS:
-        assigned[kind] = assign([[s for s in items if kind_of(s.name) == kind] for items in held])
+    # One look at each slice: ten thousand ranks have a million of them.
+    by_kind: dict[str, list[list[Slice]]] = {kind: [[] for _ in held] for kind in KINDS}
+    for rank, items in enumerate(held):
+        for item in items:
+            by_kind[kind_of(item.name)][rank].append(item)
+    assigned = {kind: assign(slices) for kind, slices in by_kind.items()}
     writers: Sequence[int] = range(len(held))
     if places is not None:
         bytes_of = [[sum(s.size_bytes for s in i) for i in items] for items in assigned.values()]

@@ -53,7 +53,7 @@ class Texts(Protocol):
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2) source and sample number of each index."""
 
-    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+    def numbers(self, indices: NDArray[np.int64] | slice) -> NDArray[np.integer[Any]]:
         """(n,) the sample numbers alone."""
 
     def prefetch(self, indices: Sequence[int]) -> None:
@@ -74,7 +74,7 @@ class FIMDataset:
         """(n, 2) source and sample number of each index."""
         return self.texts.ids(indices)
 
-    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+    def numbers(self, indices: NDArray[np.int64] | slice) -> NDArray[np.integer[Any]]:
         """(n,) the sample numbers alone."""
         return self.texts.numbers(indices)
 

@@ -104,7 +104,7 @@ class GPTDataset:
         """(n, 2): 0, and the sample's number before shuffling."""
         return ids_in_one_source(self.numbers(indices))
 
-    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+    def numbers(self, indices: NDArray[np.int64] | slice) -> NDArray[np.integer[Any]]:
         """(n,) the numbers of samples before shuffling."""
         return self.indices.shuffle_index[indices]
 

@@ -49,10 +49,10 @@ def torch_permutation(epoch: int, n: int) -> NDArray[np.int64]:
     return order
 
 
-def sample_groups(
+def sample_blocks(
     data: DataConfig, shape: SamplerShape, consumed: int
 ) -> Iterator[NDArray[np.int64]]:
-    """(dp, micro batch size) sample indices from `consumed` on, by --dataloader-type."""
+    """(n, dp, micro batch size) sample indices from `consumed` on, by --dataloader-type."""
     _refuse_external(data)
     if data.dataloader_type == "cyclic":
         return cyclic(shape, consumed, torch_permutation, data.data_sharding)
@@ -77,8 +77,9 @@ class _RankBatches:
     dp_rank: int
 
     def __iter__(self) -> Iterator[list[int]]:
-        for group in sample_groups(self.data, self.shape, self.consumed):
-            yield group[self.dp_rank].tolist()
+        for block in sample_blocks(self.data, self.shape, self.consumed):
+            for indices in block[:, self.dp_rank]:
+                yield indices.tolist()
 
 
 @runtime_checkable
@@ -118,7 +119,8 @@ class _Naming:
 
     def __getitems__(self, indices: list[int]) -> _Named:
         samples = _samples(self.dataset, indices)
-        return _Named(samples, np.array(self.source.ids(np.array(indices, np.int64)), np.int64))
+        ids = self.source.ids(np.array(indices, np.int64))
+        return _Named(samples, np.array(ids, np.int64, order="C"))
 
 
 @dataclass(frozen=True, slots=True)

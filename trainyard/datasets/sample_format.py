@@ -62,6 +62,11 @@ def ids_in_one_source(numbers: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     return ids
 
 
+def spelled_out(indices: NDArray[np.int64] | slice) -> NDArray[np.int64]:
+    """(n,) the indices that a slice with begin and end stands for."""
+    return np.arange(indices.start, indices.stop) if isinstance(indices, slice) else indices
+
+
 @dataclass(frozen=True, slots=True)
 class SampleFormat:
     """How tokens become a sample; the same for all sources of a run."""

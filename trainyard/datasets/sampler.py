@@ -1,8 +1,8 @@
 """Which samples go to which rank in which micro-batch.
 
-A sampler yields (dp, micro batch size) arrays of sample indices, a row for each data-parallel rank,
-after any number of consumed samples. It covers all ranks, so that the ledger can record the samples
-of a step."""
+A sampler yields blocks of several micro-batches: (n, dp, micro batch size) sample indices, a row
+for each data-parallel rank, after any number of consumed samples. It covers all ranks, so that the
+ledger can record the samples of a step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from trainyard.errors import ConfigError
 
-MADE_TOGETHER = 1 << 16
-"""Samples in order whose groups are views of one array. An array for each takes 10 times longer."""
+BLOCK = 1 << 18
+"""Samples of a block of those in order."""
 
 Permutation = Callable[[int, int], NDArray[np.int64]]
 """(epoch, n) -> a permutation of n, the same for every process."""
@@ -79,18 +79,18 @@ class WholeShare(Sequence[list[int]]):
 
 
 def single(shape: SamplerShape, consumed: int) -> Iterator[NDArray[np.int64]]:
-    """Groups of samples in order, once; a last partial group is dropped."""
+    """Samples in order, once; a last partial micro-batch is dropped."""
     end = consumed + (shape.num_samples - consumed) // shape.per_step * shape.per_step
-    length = max(1, MADE_TOGETHER // shape.per_step) * shape.per_step
+    length = max(1, BLOCK // shape.per_step) * shape.per_step
     for first in range(consumed, end, length):
         numbers = np.arange(first, min(first + length, end), dtype=np.int64)
-        yield from numbers.reshape(-1, shape.dp, shape.micro_batch_size)
+        yield numbers.reshape(-1, shape.dp, shape.micro_batch_size)
 
 
 def cyclic(
     shape: SamplerShape, consumed: int, permutation: Permutation, data_sharding: bool = True
 ) -> Iterator[NDArray[np.int64]]:
-    """Endless epochs, each shuffled again.
+    """Endless epochs, each shuffled again and a block.
 
     data_sharding: each rank owns a contiguous share and shuffles that; otherwise all shuffle
     together."""
@@ -98,8 +98,7 @@ def cyclic(
     while True:
         epoch, done = divmod(consumed, per_epoch)
         rows = (_sharded if data_sharding else _together)(shape, epoch, done, permutation)
-        for first in range(0, rows.shape[1], shape.micro_batch_size):
-            yield rows[:, first : first + shape.micro_batch_size]
+        yield rows.reshape(shape.dp, -1, shape.micro_batch_size).swapaxes(0, 1)
         consumed = (epoch + 1) * per_epoch
 
 
@@ -109,6 +108,8 @@ def _sharded(
     """(dp, rest of the epoch for each rank)"""
     share = shape.num_samples // shape.per_step * shape.micro_batch_size
     order = permutation(epoch, share)[done // shape.dp :]
+    # Less than a micro-batch is left of a run that resumes within one, with another size.
+    order = order[: len(order) // shape.micro_batch_size * shape.micro_batch_size]
     return order + np.arange(shape.dp, dtype=np.int64)[:, None] * share
 
 

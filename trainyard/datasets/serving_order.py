@@ -67,10 +67,12 @@ class Serving:
         if self.dataloader_type == "single":
             whole = self.shape.num_samples // self.shape.per_step * self.shape.per_step
             return np.arange(first, min(first + count, whole), dtype=np.int64)
-        # `cyclic` starts at the beginning of a group, and an epoch ends with a whole group.
+        # `cyclic` starts at the beginning of a micro-batch, and an epoch ends with a whole one.
         skipped = first % self.shape.per_step
-        groups = cyclic(self.shape, first - skipped, torch_permutation, self.data_sharding)
-        drawn = [next(groups).ravel() for _ in range(-(-(skipped + count) // self.shape.per_step))]
+        blocks = cyclic(self.shape, first - skipped, torch_permutation, self.data_sharding)
+        drawn = [next(blocks).ravel()]
+        while sum(map(len, drawn)) < skipped + count:
+            drawn.append(next(blocks).ravel())
         return np.concatenate(drawn)[skipped : skipped + count]
 
     def step(self, number: int) -> Ints:

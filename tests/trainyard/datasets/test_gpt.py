@@ -202,6 +202,8 @@ def test_a_batch_of_a_blend_mixes_files_of_several_types() -> None:
     expected = [datasets[d].ids(np.array([i]))[0, 1] for d, i in zip(index, within, strict=True)]
     assert ids.tolist() == [[int(d), int(n)] for d, n in zip(index, expected, strict=True)]
     assert blended.ids(np.arange(0)).shape == (0, 2)
+    assert np.array_equal(blended.ids(np.arange(5, 15)), ids[5:15])
+    assert np.array_equal(blended.ids(np.arange(20)[::-1]), ids[::-1])
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])

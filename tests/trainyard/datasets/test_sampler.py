@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
 import torch
 
+from trainyard.datasets import sampler
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.gpt import Sample
-from trainyard.datasets.loader import Batch, build_loader, sample_groups, torch_permutation
+from trainyard.datasets.loader import Batch, build_loader, sample_blocks, torch_permutation
 from trainyard.datasets.sampler import SamplerShape, cyclic, single
 from trainyard.errors import ConfigError
 
 
 def test_single_serves_in_order_and_drops_a_partial_group() -> None:
-    groups = [g.tolist() for g in single(SamplerShape(11, 2, 2), 0)]
-    assert groups == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    blocks = [block.tolist() for block in single(SamplerShape(11, 2, 2), 0)]
+    assert blocks == [[[[0, 1], [2, 3]], [[4, 5], [6, 7]]]]
+
+
+def test_single_serves_blocks_of_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = SamplerShape(31, 2, 2)
+    (whole,) = single(shape, 4)
+    monkeypatch.setattr(sampler, "BLOCK", 11)
+    blocks = [*single(shape, 4)]
+    assert [len(block) for block in blocks] == [2, 2, 2]
+    assert np.array_equal(np.concatenate(blocks), whole)
 
 
 def test_single_does_not_depend_on_the_number_of_ranks() -> None:
-    one = np.concatenate([g.ravel() for g in single(SamplerShape(64, 4, 1), 8)])
-    four = np.concatenate([g.ravel() for g in single(SamplerShape(64, 4, 4), 8)])
+    (one,), (four,) = ([b.ravel() for b in single(SamplerShape(64, 4, dp), 8)] for dp in (1, 4))
     assert one[: len(four)].tolist() == four.tolist()
 
 
@@ -32,20 +41,27 @@ def test_single_does_not_depend_on_the_number_of_ranks() -> None:
 def test_a_restart_continues_where_the_run_was_cut(kind: str, sharding: bool) -> None:
     data = DataConfig(data_path=("x",), dataloader_type=kind, data_sharding=sharding)  # type: ignore[arg-type]
     shape = SamplerShape(50, 3, 2)
-    whole = [g.tolist() for g in islice(sample_groups(data, shape, 0), 8)]
-    cut = [g.tolist() for g in islice(sample_groups(data, shape, 30), 3)]
-    assert cut == whole[5:8]
+    whole, cut = (chain.from_iterable(sample_blocks(data, shape, done)) for done in (0, 30))
+    assert [g.tolist() for g in islice(cut, 3)] == [g.tolist() for g in islice(whole, 5, 8)]
 
 
 @pytest.mark.parametrize("sharding", [True, False])
 def test_cyclic_serves_every_sample_of_an_epoch_once(sharding: bool) -> None:
     shape = SamplerShape(48, 4, 2)
-    epochs = np.concatenate(
-        [g.ravel() for g in islice(cyclic(shape, 0, torch_permutation, sharding), 12)]
-    )
+    blocks = cyclic(shape, 0, torch_permutation, sharding)
+    epochs = np.concatenate([block.ravel() for block in islice(blocks, 2)])
     assert sorted(epochs[:48]) == list(range(48))
     assert sorted(epochs[48:]) == list(range(48))
     assert epochs[:48].tolist() != epochs[48:].tolist()
+
+
+@pytest.mark.parametrize("sharding", [True, False])
+def test_a_restart_within_a_micro_batch_serves_whole_ones(sharding: bool) -> None:
+    shape = SamplerShape(50, 3, 2)
+    rest, epoch = islice(cyclic(shape, 4, torch_permutation, sharding), 2)
+    assert rest.shape == (7, 2, 3)
+    assert epoch.shape == (8, 2, 3)
+    assert len(np.unique(rest)) == rest.size
 
 
 def test_cyclic_shards_are_megatrons() -> None:
@@ -53,7 +69,7 @@ def test_cyclic_shards_are_megatrons() -> None:
     generator = torch.Generator()
     generator.manual_seed(0)
     order = torch.randperm(10, generator=generator)
-    first = next(cyclic(shape, 0, torch_permutation))
+    first = next(cyclic(shape, 0, torch_permutation))[0]
     assert first.tolist() == [order[:2].tolist(), (order[:2] + 10).tolist()]
 
 
@@ -136,4 +152,4 @@ def test_token_files_have_no_external_order() -> None:
     with pytest.raises(ConfigError, match="--dataloader-type external"):
         build_loader(Numbers(), data, shape, 0, 0)
     with pytest.raises(ConfigError, match="--dataloader-type external"):
-        sample_groups(data, shape, 0)
+        sample_blocks(data, shape, 0)

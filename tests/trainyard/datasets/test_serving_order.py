@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
 
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.loader import sample_groups
+from trainyard.datasets.loader import sample_blocks
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving_order import CHUNK, Place, Serving, torch_permutation
 from trainyard.errors import ConfigError
@@ -28,7 +30,7 @@ def test_a_step_is_what_the_loader_of_each_rank_serves(shape: SamplerShape, kind
     steps = shape.num_samples // size if kind == "single" else 9
     served: dict[int, list[Place]] = {}
     for step in range(1, steps + 1):
-        groups = sample_groups(data, shape, (step - 1) * size)
+        groups = chain.from_iterable(sample_blocks(data, shape, (step - 1) * size))
         expected = np.stack([next(groups), next(groups)])  # (micro-batch, rank, row)
         assert serving.step(step).tolist() == expected.ravel().tolist()
         for (micro_batch, rank, row), sample in np.ndenumerate(expected):

@@ -25,7 +25,7 @@ from trainyard.datasets.fine_tuning.conversations import ConversationFile
 from trainyard.datasets.fine_tuning.questions import task_of
 from trainyard.datasets.fine_tuning.records import QuestionRecord, Record, split_conversations
 from trainyard.datasets.fine_tuning.tokenize import IGNORED
-from trainyard.datasets.sample_format import Sample, ids_in_one_source
+from trainyard.datasets.sample_format import Sample, ids_in_one_source, spelled_out
 from trainyard.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -130,9 +130,9 @@ class SFTDataset:
         """(n, 2): 0, and the number of the line, or of the group of lines."""
         return ids_in_one_source(self.numbers(indices))
 
-    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def numbers(self, indices: NDArray[np.int64] | slice) -> NDArray[np.int64]:
         """(n,) the number of the line, or of the group of lines."""
-        return indices % self._count
+        return spelled_out(indices) % self._count
 
     def __getitem__(self, index: int) -> Sample:
         """tokens, labels, position_ids int64 (s,), loss_mask float32 (s,); with packing also

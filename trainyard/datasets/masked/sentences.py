@@ -15,7 +15,7 @@ from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.arrays import Arrays, digest_array
 from trainyard.datasets.index_cache import IN_MEMORY, Indexer
 from trainyard.datasets.masked.mapping import MappingRule, build_mapping
-from trainyard.datasets.sample_format import Sample, ids_in_one_source
+from trainyard.datasets.sample_format import Sample, ids_in_one_source, spelled_out
 from trainyard.datasets.token_rows import is_mapped
 from trainyard.errors import ConfigError, DataError
 
@@ -135,9 +135,9 @@ class SentenceDataset(Generic[Format]):
         """(n, 2): 0, and the number of the sample."""
         return ids_in_one_source(self.numbers(indices))
 
-    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def numbers(self, indices: NDArray[np.int64] | slice) -> NDArray[np.int64]:
         """(n,) the number of the sample."""
-        return indices
+        return spelled_out(indices)
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Say which samples will be asked for soon."""

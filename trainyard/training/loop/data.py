@@ -10,7 +10,7 @@ from typing import NamedTuple
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.index_cache import IN_MEMORY, IndexCache
-from trainyard.datasets.loader import Batch, ExternalData, build_loader, load, sample_groups
+from trainyard.datasets.loader import Batch, ExternalData, build_loader, load, sample_blocks
 from trainyard.datasets.sample_format import Dataset
 from trainyard.datasets.sampler import SamplerShape, WholeShare
 from trainyard.errors import ConfigError
@@ -104,7 +104,7 @@ class RunData:
         train = self.train
         if isinstance(train, ExternalData):
             return None
-        return ExpectedSamples(sample_groups(self.config, self._shape(train), consumed), train.ids)
+        return ExpectedSamples(sample_blocks(self.config, self._shape(train), consumed), train.ids)
 
     def _shape(self, dataset: Dataset | ExternalData) -> SamplerShape:
         return SamplerShape(len(dataset), self.batch_size.micro_batch_size, self.batch_size.dp)

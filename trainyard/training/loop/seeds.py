@@ -8,6 +8,7 @@ stages.certify."""
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable
 
 
@@ -19,12 +20,13 @@ def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
 def microbatch_seeds(seed: int, step: int, microbatches: Iterable[int]) -> list[int]:
     """The seeds of several micro-batches of a step."""
     begun = hashlib.blake2b(f"trainyard:{seed}:{step}:".encode(), digest_size=8)
-    seeds = []
+    digests = []
     for place in microbatches:
         digest = begun.copy()
         digest.update(b"%d" % place)
-        seeds.append(int.from_bytes(digest.digest(), "little") & (2**63 - 1))
-    return seeds
+        digests.append(digest.digest())
+    numbers = struct.unpack(f"<{len(digests)}Q", b"".join(digests))
+    return [number & (2**63 - 1) for number in numbers]
 
 
 def generator_seed(seed: int, tp_rank: int, cp_rank: int, chunk: int) -> int:

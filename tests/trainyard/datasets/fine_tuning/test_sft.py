@@ -209,6 +209,7 @@ def test_more_samples_than_lines_begin_again(tmp_path: Path) -> None:
     samples = SFTDataset(write(tmp_path, LINES), range(1, 3), 7, FORM, Chat())
     assert len(samples) == 7
     assert samples.ids(np.arange(5)).tolist() == [[0, 0], [0, 1], [0, 0], [0, 1], [0, 0]]
+    assert samples.numbers(slice(1, 4)).tolist() == [1, 0, 1]
     assert np.array_equal(samples[0]["tokens"], samples[4]["tokens"])
     assert samples[0]["tokens"].tolist() == slow_sample(TWO, FORM)["tokens"]
 

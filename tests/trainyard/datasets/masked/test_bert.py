@@ -148,6 +148,7 @@ def test_trimming_is_token_by_token_from_the_longer_part() -> None:
 def test_items_are_numbered_for_the_ledger(sentences: IndexedDataset) -> None:
     dataset = BERTDataset(sentences, range(200), None, sample_format())
     assert dataset.ids(np.array([5, 2])).tolist() == [[0, 5], [0, 2]]
+    assert dataset.numbers(slice(2, 5)).tolist() == [2, 3, 4]
 
 
 def test_only_the_documents_of_the_split_are_used(sentences: IndexedDataset) -> None:
