@@ -70,7 +70,7 @@ def swept_rate(url: str, load: str) -> float:
         words = ["--url", url, "--load", load, "--output-dir", str(out), "--ignore-eod", "--sweep"]
         words += ["--input-lengths", "uniform:{}:{}".format(*PROMPT_TOKENS)]
         words += ["--output-lengths", "uniform:{}:{}".format(*NEW_TOKENS)]
-        words += ["--num-requests", "60", "--sweep-max-probes", "8", "--goodput", *GOODPUT]
+        words += ["--request-rate", "2", "--duration-seconds", "15", "--goodput", *GOODPUT]
         run([sys.executable, "-m", "stages.benchmark", *words])
         rate: float | None = json.loads((out / "summary.json").read_text())["highest_rate"]
     if rate is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,22 @@ DEFINITIONS = {
     "e2el": ("End-to-end latency (E2EL)", "from sending to the last piece of text"),
 }
 
-RATES = Axis("requests/s", lambda rate: f"{three(rate)} requests/s", three)
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
+
+
+RATES = Axis("requests sent a second", lambda rate: f"{rate:.4g} requests/s", _short)
 USERS = Axis("requests at a time", lambda users: f"{whole(users)} at a time", whole, is_log=True)
-SECONDS = Axis("second", lambda second: f"{three(second)} s", three)
+SECONDS = Axis("second", lambda second: f"{second:.4g} s", _short)
+GOOD = ("goodput", "good", "d")
 PERCENTILE = Axis("percentile", lambda p: f"p{p:g}", lambda p: f"p{p:g}")
 
 MAX_PARTS = 100
 """Points of the curve of a distribution."""
+
+WIDE_RATES = 8
+"""A highest rate this many times the lowest is shown on a logarithmic axis."""
 
 
 def report_page(result: LoadTestResult, about: Mapping[str, Any]) -> str:
@@ -53,11 +64,11 @@ def verdict(result: LoadTestResult, attainment: float, goodput: Sequence[str]) -
         assert result.failed_rate is not None
         return f"No rate has {aim}; {three(result.failed_rate)} requests/s was the lowest."
     found = f"{three(result.highest_rate)} requests/s is the highest rate that has {aim}"
-    fastest = max(result.measurements, key=lambda one: one.request_rate or 0.0)
-    if result.failed_rate is None and fastest.summary["max_concurrency"] == len(fastest.records):
+    if result.is_burst:
+        count = len(result.measurements[-1].records)
         return (
-            f"{found}, but all {len(fastest.records)} requests were under way at once, so a higher "
-            "rate asks no more of the server: raise --num-requests."
+            f"{found}, but all {count} requests were under way at once, so a higher rate asks no "
+            "more of the server: raise --num-requests, or give --duration-seconds in its place."
         )
     if result.failed_rate is None:
         return f"{found}, and no higher one was measured: raise --sweep-max-probes."
@@ -76,6 +87,7 @@ def _shown(value: float | None, form: Format) -> str:
 
 def _measurements(measured: Sequence[Measurement]) -> Markup:
     rows = []
+    has_slo = any(one.summary["goodput"] is not None for one in measured)
     for one in measured:
         found = one.summary
         latencies = [
@@ -90,12 +102,13 @@ def _measurements(measured: Sequence[Measurement]) -> Markup:
                 _shown(found["requests_per_second"], three),
                 _shown(found["output_tokens_per_second"], three),
                 *latencies,
-                _shown(found["goodput"], three),
+                *([_shown(found["goodput"], three)] if has_slo else []),
             )
         )
     heads = ("Requests sent", "Done / failed", "Req/s", "Out tok/s")
-    names = ("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2EL p50", "E2EL p99", "Goodput/s")
-    return table((*heads, *names), rows, 10)
+    names = ["TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2EL p50", "E2EL p99"]
+    names += ["Goodput/s"] if has_slo else []
+    return table((*heads, *names), rows, len(names) + 3)
 
 
 def _latency_table(one: Measurement) -> Markup:
@@ -122,33 +135,40 @@ def _curves(measured: Sequence[Measurement]) -> list[Markup | None]:
         if (at := one.request_rate if is_rate else one.concurrency) is not None
     ]
     placed.sort(key=lambda pair: pair[0])
+    if is_rate and placed[-1][0] >= WIDE_RATES * placed[0][0]:
+        axis = replace(axis, is_log=True)
 
-    def points(key: str, which: str | None = None) -> tuple[Point, ...]:
-        found = [(at, one.summary[key]) for at, one in placed]
-        return tuple((at, f[which] if which else f) for at, f in found if f is not None)
+    def found(key: str) -> list[tuple[float, Any]]:
+        every = [(at, one.summary[key]) for at, one in placed]
+        return [(at, value) for at, value in every if value is not None]
 
     def latency(key: str) -> Markup | None:
         series = [
-            Series(name, points(key, name), css, dots=True)
+            Series(name, _in_ms((at, f[name]) for at, f in found(key)), css, dots=True)
             for name, css in (("p50", "a"), ("p90", "b"), ("p99", "c"))
         ]
-        title = DEFINITIONS[key][0]
-        chart = line_chart(title, series, milliseconds, from_zero=True, axis=axis)
-        return figure(chart, f"{title} by {axis.name}, seconds")
+        title = f"{DEFINITIONS[key][0]}, ms, by {axis.name}"
+        return figure(line_chart(title, series, _ms, from_zero=True, axis=axis), title)
 
-    def rate(title: str, *keys: tuple[str, str, str]) -> Markup | None:
-        series = [Series(name, points(key), css, dots=True) for key, name, css in keys]
+    def rate(what: str, *keys: tuple[str, str, str]) -> Markup | None:
+        series = [Series(name, tuple(found(key)), css, dots=True) for key, name, css in keys]
+        title = f"{what} by {axis.name}"
         return figure(line_chart(title, series, three, from_zero=True, axis=axis), title)
 
     return [
-        rate(f"Output tokens/s by {axis.name}", ("output_tokens_per_second", "output", "a")),
-        rate(
-            f"Requests/s done by {axis.name}",
-            ("requests_per_second", "done", "a"),
-            ("goodput", "good", "d"),
-        ),
+        rate("Output tokens/s", ("output_tokens_per_second", "output", "a")),
+        rate("Requests done a second", ("requests_per_second", "done", "a"), GOOD),
         *map(latency, ("ttft", "tpot", "e2el")),
     ]
+
+
+def _in_ms(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Of points in seconds."""
+    return tuple((at, 1e3 * seconds) for at, seconds in points)
+
+
+def _ms(value: float) -> str:
+    return milliseconds(value / 1e3)
 
 
 # --- one measurement --------------------------------------------------------------------------
@@ -156,39 +176,46 @@ def _curves(measured: Sequence[Measurement]) -> list[Markup | None]:
 
 def _one(one: Measurement) -> list[Markup | None]:
     ok = [record for record in one.records if record.is_ok]
-    by_time = sorted((record.sent_at, record.ttft) for record in ok)
-    under_way = concurrency_steps(one.records)
+    by_time = _in_ms(sorted((record.sent_at, record.ttft) for record in ok))
     under_way_chart = line_chart(
         "Requests under way",
-        [Series("under way", tuple((at, float(count)) for at, count in under_way), "a")],
+        [Series("under way", _staircase(concurrency_steps(one.records)), "a")],
         whole,
         from_zero=True,
         axis=SECONDS,
     )
     ttft = line_chart(
         "Time to first token",
-        [Series("TTFT", tuple(by_time), "a", dots=len(by_time) < MAX_PARTS)],
-        milliseconds,
+        [Series("TTFT", by_time, "a", dots=len(by_time) < MAX_PARTS)],
+        _ms,
         from_zero=True,
         axis=SECONDS,
     )
     distribution = line_chart(
         "Latencies",
         [
-            Series("TTFT", _distribution([r.ttft for r in ok]), "a"),
-            Series("E2EL", _distribution([r.e2el for r in ok]), "b"),
+            Series("TTFT", _in_ms(_distribution([r.ttft for r in ok])), "a"),
+            Series("E2EL", _in_ms(_distribution([r.e2el for r in ok])), "b"),
         ],
-        milliseconds,
+        _ms,
         from_zero=True,
         axis=PERCENTILE,
     )
     return [
         element("h2", "Latencies"),
         _latency_table(one),
-        figure(distribution, "Latencies by percentile, seconds"),
-        figure(under_way_chart, "Requests under way, by second"),
-        figure(ttft, "Time to first token in seconds, by the second of sending"),
+        figure(distribution, "Latencies, ms, by percentile"),
+        figure(under_way_chart, "Requests under way by second"),
+        figure(ttft, "Time to first token, ms, by second of sending"),
     ]
+
+
+def _staircase(steps: Sequence[tuple[float, int]]) -> tuple[Point, ...]:
+    """Points of a count that stays until its next step."""
+    corners = [
+        [(at, float(count)), (after, float(count))] for (at, count), (after, _) in pairwise(steps)
+    ]
+    return tuple(chain(*corners, [(at, float(count)) for at, count in steps[-1:]]))
 
 
 def _distribution(values: Sequence[float]) -> tuple[Point, ...]:

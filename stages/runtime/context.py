@@ -248,7 +248,7 @@ class StageRun:
             self._signal = signum
             again = "; a second SIGINT stops at once" if signum == signal.SIGINT else ""
             log.warning(
-                "%s: finishing this step, then saving%s", signal.Signals(signum).name, again
+                "%s: finishing what runs, then stopping%s", signal.Signals(signum).name, again
             )
         elif signum == signal.SIGINT and self._num_interrupts > 1:
             retry.give_up()

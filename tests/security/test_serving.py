@@ -6,6 +6,8 @@ import contextlib
 import json
 import logging
 import socket
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,6 +153,18 @@ def test_large_bodies_are_refused_before_they_are_read(server: Running) -> None:
     reply = server.client.put("/api", content=body, headers=JSON)
     assert reply.status_code == 413
     assert "20000" in reply.json()["message"]
+
+
+def test_a_client_that_sends_all_of_a_large_body_sees_why_it_is_refused(
+    server: Running, closed: Running
+) -> None:
+    body = json.dumps({"prompts": ["a" * 5_000_000]}).encode()
+    for url, status, word in ((server.url, 413, "20000"), (closed.url, 401, "Bearer KEY")):
+        asked = urllib.request.Request(f"{url}/api", body, JSON, method="PUT")
+        with pytest.raises(urllib.error.HTTPError) as found:
+            urllib.request.urlopen(asked, timeout=20)
+        assert found.value.code == status
+        assert word in json.loads(found.value.read())["message"]
 
 
 BODIES = [

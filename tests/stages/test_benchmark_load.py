@@ -97,15 +97,19 @@ def test_a_server_is_measured_without_its_warm_up(
 @pytest.mark.slow
 def test_a_sweep_finds_the_highest_rate(server: FakeServer, tmp_path: Path) -> None:
     # A request that takes 20 s misses, so no rate meets; one of 10 ms always meets.
-    options = {"url": server.url, "sweep": True, "num_warmups": 0, "num_requests": 3}
+    options = {"url": server.url, "sweep": True, "num_warmups": 0, "num_requests": 20}
     options |= {"goodput": ["e2el:10000"], "sweep_max_probes": 3, "request_rate": [50.0]}
     summary, _ = measured(tmp_path / "a", prompts=["tokens:0:0"], **options)
     assert [one["request_rate"] for one in summary["measurements"]] == [50, 100, 200]
     assert summary["highest_rate"] == 200
     assert "no higher one was measured" in summary["about"]["verdict"]
-    slow = options | {"sweep_max_probes": 1}
-    summary, _ = measured(tmp_path / "c", prompts=["tokens:300:0"], **slow)
+    few = options | {"num_requests": 3}
+    summary, _ = measured(tmp_path / "c", prompts=["tokens:300:0"], **few)
+    assert [one["request_rate"] for one in summary["measurements"]] == [50]
     assert "all 3 requests were under way at once" in summary["about"]["verdict"]
+    few |= {"num_requests": None, "duration_seconds": 0.1}
+    summary, _ = measured(tmp_path / "d", prompts=["tokens:300:0"], **few)
+    assert len(summary["measurements"]) == 3, "a higher rate sends more in the same time"
     options["goodput"] = ["ttft:1"]
     summary, _ = measured(tmp_path / "b", prompts=["tokens:10:0"], **options)
     assert [one["request_rate"] for one in summary["measurements"]] == [50, 25, 12.5]

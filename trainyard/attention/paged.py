@@ -3,13 +3,14 @@
 The new tokens of all sequences stand behind one another in one row, and each sequence has a table
 of the blocks that hold its keys. Here in torch, which copies the blocks of sequences together
 first; `kernels.paged` and the flash-attn package (`paged_flash`) read them in place. One opaque
-operator for `torch.compile`.
+operator for `torch.compile`, a plain function otherwise.
 
 T new tokens of all sequences, R sequences, n query heads, g key and value heads, d head channels,
 d_v channels of a value, N blocks, B tokens of a block, M blocks of the longest sequence."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -64,7 +65,7 @@ def paged_attention(
     attends; 0: the kernel here, where it fits, or torch. Returns (T, n, d_v)."""
     assert not softmax.dropout_p, "a cache is not for training"
     assert softmax.bias is None, "no model with relative positions has a paged cache"
-    out: Tensor = _PAGED(
+    out: Tensor = _operator()(
         *(q, keys, values, softmax.sink, layout.tables, layout.starts, layout.lengths),
         *(layout.most_new, layout.most_keys, softmax.scale),
         *(NO_BOUND if window is None else window[0], flash_version),
@@ -90,7 +91,7 @@ def row_attention(
     q: (b, n, 1, d); k: (b, g, t, d); v: (b, g, t, d_v). Returns (b, n, 1, d_v)."""
     rows, most = k.shape[0], k.shape[2]
     places = torch.arange(rows + 1, device=q.device)
-    out: Tensor = _PAGED(
+    out: Tensor = _operator()(
         *(q[:, :, 0], k.transpose(1, 2), v.transpose(1, 2), softmax.sink),
         *(places[:-1].unsqueeze(1), places, lengths, 1, most, softmax.scale),
         *(NO_BOUND if window is None else window[0], 0),
@@ -98,13 +99,6 @@ def row_attention(
     return out.unsqueeze(2)
 
 
-@torch.library.custom_op(
-    "trainyard::paged_attention",
-    mutates_args=(),
-    schema="(Tensor q, Tensor keys, Tensor values, Tensor? sink, Tensor tables, Tensor starts, "
-    "Tensor lengths, int most_new, int most_keys, float scale, int left, int flash_version) "
-    "-> Tensor",
-)
 def _paged(
     q: Tensor,
     keys: Tensor,
@@ -139,13 +133,29 @@ def _fits_kernel(q: Tensor, values: Tensor) -> bool:
     return max(widths) <= KERNEL_HEAD_DIM and not (padded and is_narrow)
 
 
-@_paged.register_fake
+_definition = torch.library.custom_op(
+    "trainyard::paged_attention",
+    _paged,
+    mutates_args=(),
+    schema="(Tensor q, Tensor keys, Tensor values, Tensor? sink, Tensor tables, Tensor starts, "
+    "Tensor lengths, int most_new, int most_keys, float scale, int left, int flash_version) "
+    "-> Tensor",
+)
+
+
+@_definition.register_fake
 def _(q: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1], values.shape[3])
 
 
 # Typed by hand: torch.ops is filled as operators are registered.
 _PAGED: Any = torch.ops.trainyard.paged_attention
+
+
+def _operator() -> Callable[..., Tensor]:
+    """The first call of an operator imports the compiler, which takes a second or more, and each
+    call costs more than a function's."""
+    return _PAGED if torch.compiler.is_compiling() else _paged
 
 
 def gathered_attention(

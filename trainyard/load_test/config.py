@@ -44,7 +44,7 @@ class LoadTestConfig:
     arrivals: Literal["poisson", "constant"] = "poisson"
     """With --request-rate: gaps between requests are random (independent users) or all the same."""
     duration_seconds: float | None = None
-    """With --request-rate: send for this long, in place of --num-requests."""
+    """With --request-rate or --sweep: send for this long, in place of --num-requests."""
     trace_file: str | None = location(None)
     """Replay the requests of this .jsonl file at their times: on each line timestamp in ms,
     text_input or input_length, and output_length (Mooncake's format)."""
@@ -118,7 +118,8 @@ class LoadTestConfig:
         has_rate = bool(self.request_rate or self.sweep)
         if self.duration_seconds and (not has_rate or self.num_requests is not None):
             raise ConfigError(
-                "--duration-seconds is of --request-rate, and takes the place of --num-requests"
+                "--duration-seconds is of --request-rate and --sweep, and takes the place of "
+                "--num-requests"
             )
         if self.sweep and (self.concurrency or self.trace_file or len(self.request_rate) > 1):
             raise ConfigError("--sweep chooses rates; give at most one --request-rate to begin at")

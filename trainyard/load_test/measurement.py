@@ -51,6 +51,9 @@ class LoadTestResult:
     """The lowest rate that did not meet it."""
     is_narrow: bool = False
     """Whether these two are as near to each other as asked for."""
+    is_burst: bool = False
+    """Whether a sweep ended since all requests were under way at once at the highest rate, so that
+    a higher one asks no more of the target."""
 
     @property
     def completed(self) -> int:
@@ -117,7 +120,14 @@ class LoadTest:
             share = measurement.summary["slo_attainment"]
             verdict = "meets" if met else "misses"
             log.info("%s: %.1f %% of requests are good; %s", measurement.name, 100 * share, verdict)
+            if met and search.failed is None and self._is_burst(measurement):
+                return LoadTestResult(found, search.best, is_burst=True)
         return LoadTestResult(found, search.best, search.failed, search.is_narrow)
+
+    def _is_burst(self, one: Measurement) -> bool:
+        """Whether all requests that there are were under way at one time."""
+        has_number = self._config.duration_seconds is None
+        return has_number and one.summary["max_concurrency"] == len(one.records)
 
     async def _closed(self, concurrency: int) -> Measurement:
         records = await self._driver.closed_loop(self._make_requests(None), concurrency)

@@ -116,7 +116,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     """A body that is no JSON, or has fields that are wrong."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
+    # Of a field that takes several types, the part of which the value has the right type.
+    first = min(error.errors(), key=lambda one: one["type"].endswith("_type"))
     place = [str(part) for part in first["loc"][1:]]  # without "body"
     if first["type"] == "json_invalid":
         return _answer(request, bad_request(NO_JSON))

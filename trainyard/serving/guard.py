@@ -6,12 +6,14 @@ refused, and no header allows an origin to read an answer. Compares keys in cons
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, TypeAlias
@@ -31,6 +33,10 @@ App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 PUBLIC = frozenset({"/", "/page.css", "/page.js", "/health", "/v1/health", "/health/live"})
 PUBLIC |= {"/health/ready"}
 """Paths that need no key."""
+DISCARDED_BYTES = 64 * 2**20
+DISCARD_SECONDS, PAUSE_SECONDS = 10.0, 1.0
+"""How much of the body of a refused request is read, for how long, and without anything coming. The
+rest is cut off: the connection is reset, and a client that still sends may not see the answer."""
 SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -103,15 +109,19 @@ class Guard:
             access.write({**head, "seconds": round(seconds, 6), **notes})
 
     async def _answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        body = Body(exchange, receive, self._max_body_bytes)
+
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
+                if exchange.status >= HTTPStatus.BAD_REQUEST:
+                    await body.discard()
                 message["headers"] = [*message.get("headers", []), *SECURITY_HEADERS]
             await send(message)
 
         try:
             self._check(exchange)
-            await self._app(exchange.scope, _bounded(receive, self._max_body_bytes), marked)
+            await self._app(exchange.scope, body.receive, marked)
         except Exception as error:
             if exchange.status:  # whatever is missing is for the client to see
                 log.exception("%s", exchange.path)
@@ -153,19 +163,40 @@ class Guard:
             raise _too_large(self._max_body_bytes)
 
 
-def _bounded(receive: Receive, most: int) -> Receive:
-    """`receive` that refuses a body larger than its limit."""
-    seen = 0
+class Body:
+    """The body of a request."""
 
-    async def bounded() -> Message:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > most:
-            raise _too_large(most)
+    def __init__(self, exchange: Exchange, receive: Receive, most: int) -> None:
+        """most: bytes that a route may read of it."""
+        self._receive, self._most = receive, most
+        self._waits = bool(exchange.all(b"expect"))
+        self._length = exchange.one(b"content-length")
+        self._seen, self._has_ended = 0, False
+
+    async def receive(self) -> Message:
+        """See ASGI. RequestError for a body that is larger than its limit."""
+        message = await self._read()
+        if self._seen > self._most:
+            raise _too_large(self._most)
         return message
 
-    return bounded
+    async def discard(self) -> None:
+        """Read the rest, before an answer that ends the connection: most clients send all of a
+        request before they look for its answer."""
+        if self._length.isdigit() and int(self._length[:20]) > DISCARDED_BYTES:
+            return
+        if self._waits and not self._seen:  # for "100 Continue", which it does not get
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_SECONDS):
+                while not self._has_ended and self._seen <= DISCARDED_BYTES:
+                    await asyncio.wait_for(self._read(), PAUSE_SECONDS)
+
+    async def _read(self) -> Message:
+        message = await self._receive()
+        self._seen += len(message.get("body", b""))
+        self._has_ended = not message.get("more_body", False)
+        return message
 
 
 def _too_large(most: int) -> RequestError:

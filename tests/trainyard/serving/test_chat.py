@@ -81,9 +81,14 @@ def test_an_answer_may_take_what_the_model_has_left(client: openai.OpenAI) -> No
     assert create(client, max_tokens=None, max_completion_tokens=3).usage.completion_tokens == 3
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages: "),
     ({"messages": [{"role": "owl", "content": "hu"}]}, "messages.0"),
+    (
+        {"messages": [{"role": "user", "content": [IMAGE]}]},
+        "Input should be 'text', got 'image_url'",
+    ),
     ({"messages": [{"role": "user", "content": "a" * 70}]}, "the model takes 64"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools are not supported"),
     ({"top_logprobs": 2}, "top_logprobs is of logprobs"),

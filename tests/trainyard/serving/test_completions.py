@@ -166,6 +166,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 1e-9}, "temperature must be 0"),
     ({"top_p": 0.0}, "top_p: "),
     ({"stop": ""}, "stop"),
+    ({"stop": ["a"] * 17}, "stop: List should have at most 16 items"),
     ({"seed": -1}, "seed: "),
     ({"stream_options": {"include_usage": True}}, "stream_options is of stream"),
     ({"extra_body": {"top_k": 3}, "top_p": 0.5}, "top_k 3 and top_p 0.5"),
