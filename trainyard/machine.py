@@ -122,18 +122,21 @@ def memory_bytes(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
     return min(found) + sizes.get("SwapTotal", 0)
 
 
-def free_memory_bytes(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
-    """Memory that this process could still use: of the machine, within its control groups. Caches
-    of files count as free. 0 if the kernel does not say."""
-    found = [dict(_sizes_in(Path("/proc/meminfo"))).get("MemAvailable", 0)]
+def free_memory_bytes(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> tuple[int, int]:
+    """(memory of the machine that is free, how much of it this process's control groups leave).
+    Caches of files count as free. 0 if the kernel does not say."""
+    free = dict(_sizes_in(Path("/proc/meminfo"))).get("MemAvailable", 0)
+    found = [free]
     for folder, is_old in _control_groups("memory", groups, membership):
         limit, usage = ("limit_in_bytes", "usage_in_bytes") if is_old else ("max", "current")
-        cache = "total_inactive_file" if is_old else "inactive_file"
+        prefix = "total_" if is_old else ""
         with suppress(OSError, ValueError):  # "max": no limit
             left = int((folder / f"memory.{limit}").read_text())
             left -= int((folder / f"memory.{usage}").read_text())
-            found.append(max(0, left + (_count_in(folder / "memory.stat", cache) or 0)))
-    return min(found)
+            for cache in ("inactive_file", "active_file"):
+                left += _count_in(folder / "memory.stat", prefix + cache) or 0
+            found.append(max(0, left))
+    return free, min(found)
 
 
 def memory_kills(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:

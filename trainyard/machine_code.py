@@ -216,7 +216,8 @@ def _folders(function: Callable[..., Any]) -> list[Path]:
     """Where code may be: a folder of the environment alone, or beside the source, or the user's."""
     if given := os.environ.get("NUMBA_CACHE_DIR"):
         return [Path(given)]
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    # Unlike Path.home, this fails for no user without an entry in passwd.
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return [Path(function.__code__.co_filename).parent / "__pycache__", Path(home, "trainyard")]
 
 
@@ -225,7 +226,8 @@ def _read(path: Path, made_of: dict[str, str]) -> Code | None:
     try:
         head, _, content = path.read_bytes().partition(b"\n")
         found = json.loads(head)
-        if found["made_of"] != made_of or found["digest"] != sha256(content).hexdigest():
+        digest = found.pop("digest")
+        if found["made_of"] != made_of or digest != _sum_of(found, content):
             return None
         arguments = tuple(Argument(*one) for one in found["arguments"])
         return Code(found["name"], arguments, found["result"], content)
@@ -233,10 +235,16 @@ def _read(path: Path, made_of: dict[str, str]) -> Code | None:
         return None
 
 
+def _sum_of(facts: dict[str, Any], content: bytes) -> str:
+    return sha256(json.dumps(facts, sort_keys=True).encode() + content).hexdigest()
+
+
 def _write(path: Path, made_of: dict[str, str], code: Code) -> bool:
     """Whether it could be kept there."""
-    facts = {**code._asdict(), "made_of": made_of, "digest": sha256(code.content).hexdigest()}
+    facts: dict[str, Any] = {**code._asdict(), "made_of": made_of}
     del facts["content"]
+    facts = json.loads(json.dumps(facts))  # as they are read again
+    facts["digest"] = _sum_of(facts, code.content)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -51,6 +51,11 @@ SHARDING = (
 )
 """Options of `DataParallelConfig` that decide about memory."""
 
+OF_PRECISION = (
+    *("fp16", "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "grad_reduce_in_fp16"),
+    *("use_precision_aware_optimizer", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"),
+)
+"""Options of the formats of gradients and moments."""
 OF_TOKENIZER = ("tokenizer_model", "vocab_file", "merge_file", "vocab_extra_ids")
 
 CUTTING = (
@@ -108,6 +113,8 @@ class PlanConfig:
     """Compute in FP8; weights stay in 16 bits."""
     fp8_param_gather: bool = False
     """Does not change memory: weights that were gathered in FP8 are kept in 16 bits."""
+    accumulate_allreduce_grads_in_fp32: bool | None = None
+    """Keep gradients in fp32 where nothing is added to them, too."""
     grad_reduce_in_bf16: bool = False
     """Count bytes of gradients in bfloat16."""
     grad_reduce_in_fp16: bool = False
@@ -317,13 +324,7 @@ class PlanConfig:
         """The formats of gradients and moments, as a run configures them."""
         return PrecisionConfig(
             bf16=self.number_format == "bf16",
-            fp16=self.fp16,
-            grad_reduce_in_bf16=self.grad_reduce_in_bf16,
-            grad_reduce_in_fp16=self.grad_reduce_in_fp16,
-            use_precision_aware_optimizer=self.use_precision_aware_optimizer,
-            main_grads_dtype=self.main_grads_dtype,
-            exp_avg_dtype=self.exp_avg_dtype,
-            exp_avg_sq_dtype=self.exp_avg_sq_dtype,
+            **{name: getattr(self, name) for name in OF_PRECISION},
         )
 
     def tokenizer(self) -> TokenizerConfig | None:

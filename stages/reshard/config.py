@@ -220,11 +220,11 @@ class ReshardConfig:
         if len(given := [f"--{name}" for name in NUMBER_FORMATS if getattr(self, name)]) > 1:
             raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
         self._check_meta()
-        lone = self.vocab_file or self.merge_file or self.vocab_size
+        lone = self.vocab_file or self.merge_file or self.vocab_size or self.vocab_extra_ids
         if self._tokenizer_type() is None and lone and self.true_vocab_size is None:
             raise ConfigError(
-                "--vocab-file, --merge-file and --vocab-size need --tokenizer-type; to say only "
-                "how many tokens there are, give --true-vocab-size"
+                "--vocab-file, --merge-file, --vocab-size and --vocab-extra-ids need "
+                "--tokenizer-type; to say only how many tokens there are, give --true-vocab-size"
             )
         self.tokenizer()
 

@@ -248,7 +248,8 @@ class StageRun:
             self._signal = signum
             again = "; a second SIGINT stops at once" if signum == signal.SIGINT else ""
             log.warning(
-                "%s: finishing what runs, then stopping%s", signal.Signals(signum).name, again
+                "%s: finishing what runs (a training: its step, then a save), then stopping%s",
+                *(signal.Signals(signum).name, again),
             )
         elif signum == signal.SIGINT and self._num_interrupts > 1:
             retry.give_up()

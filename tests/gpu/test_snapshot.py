@@ -14,6 +14,7 @@ import torch
 from tests.stages.directly import run_process
 from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.snapshot import HostMemory
+from trainyard.errors import HostMemoryError
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,6 +69,15 @@ def test_memory_that_goes_can_be_locked_again() -> None:
     cudart = torch.cuda.cudart()
     assert int(cudart.cudaHostRegister(kept.data_ptr(), kept.numel(), 0)) == 0
     assert int(cudart.cudaHostUnregister(kept.data_ptr())) == 0
+
+
+def test_memory_that_cannot_be_locked_breaks_no_kernel() -> None:
+    tensor = torch.arange(100_000.0, device="cuda")
+    memory = HostMemory()
+    kept = memory.reserve({ShardedTensor.whole("model.a", tensor).slice: tensor})
+    with pytest.raises(HostMemoryError, match="cannot lock"):
+        HostMemory()._lock(kept)  # it is already
+    assert (tensor * 2).sum().item() > 0
 
 
 def train(save: Path, *flags: str) -> list[dict[str, float]]:

@@ -70,6 +70,8 @@ def test_formats_of_gradients_and_moments_count_tensor_by_tensor() -> None:
     assert fp16["memory_detail_bytes"]["gradients"] == whole["gradients"] / 2
     sole = plan(configure(bf16=True))["memory_detail_bytes"]  # nothing is added up
     assert sole["gradients"] == whole["gradients"] / 2
+    wide = plan(configure(bf16=True, accumulate_allreduce_grads_in_fp32=True))
+    assert wide["memory_detail_bytes"]["gradients"] == whole["gradients"]
     with pytest.raises(ConfigError, match="--exp-avg-dtype bf16 needs --use-precision-aware"):
         configure(exp_avg_dtype="bf16")
 

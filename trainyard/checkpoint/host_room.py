@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainyard.artifacts.process import boot_mark
 from trainyard.checkpoint.ranks import Ranks
@@ -17,12 +18,12 @@ some, and locked memory is never given back to others."""
 
 @dataclass(frozen=True, slots=True)
 class HostRoom:
-    """Memory of a host, and what the copies of all its ranks take."""
+    """Memory of a host or of a container, and what the copies of all its ranks take."""
 
     name: str
     needed_bytes: int
     free_bytes: int
-    """The least that a rank sees, as each may have a limit of its own."""
+    """The least that a rank sees."""
 
     @property
     def is_enough(self) -> bool:
@@ -34,21 +35,39 @@ class HostRoom:
         return f"{gigabytes} of memory that are free on {self.name}"
 
 
+class RankRoom(NamedTuple):
+    """What a rank finds."""
+
+    mark: str
+    """Of the machine."""
+    name: str
+    """Of the machine, or of a container on it."""
+    needed_bytes: int
+    free_bytes: int
+    """Of the machine."""
+    left_bytes: int
+    """Of these, what the control groups of the rank leave."""
+
+
 def tightest_host(size_bytes: int, ranks: Ranks) -> HostRoom:
-    """The host that has least room for its copies; all of `ranks` call it, each with the size of
-    its own copies."""
-    return tightest(ranks.gather(lambda: (_host(), size_bytes, free_memory_bytes())))
+    """The host or container that has least room for its copies; all of `ranks` call it, each with
+    the size of its own copies."""
+    return tightest(ranks.gather(lambda: RankRoom(*_host(), size_bytes, *free_memory_bytes())))
 
 
-def tightest(found: Sequence[tuple[tuple[str, str], int, int]]) -> HostRoom:
-    """Of what each rank found: its host by mark and name, the bytes of its copies, free bytes."""
-    hosts: dict[str, HostRoom] = {}
-    for (mark, name), needed, free in found:
-        before = hosts.get(mark, HostRoom(name, 0, free))
-        hosts[mark] = HostRoom(
-            before.name, before.needed_bytes + needed, min(before.free_bytes, free)
-        )
-    return min(hosts.values(), key=lambda host: SHARE * host.free_bytes - host.needed_bytes)
+def tightest(found: Sequence[RankRoom]) -> HostRoom:
+    """Of what each rank found: ranks of a machine share its memory, and those of a container what
+    its control group leaves."""
+    rooms: dict[tuple[str, ...], HostRoom] = {}
+    for one in found:
+        for key, free in (
+            ((one.mark,), one.free_bytes),
+            ((one.mark, one.name), one.left_bytes),
+        ):
+            room = rooms.get(key, HostRoom(one.name, 0, free))
+            needed = room.needed_bytes + one.needed_bytes
+            rooms[key] = HostRoom(room.name, needed, min(room.free_bytes, free))
+    return min(rooms.values(), key=lambda room: SHARE * room.free_bytes - room.needed_bytes)
 
 
 def _host() -> tuple[str, str]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from trainyard.checkpoint.plan import Slice
-from trainyard.errors import HostMemoryError
+from trainyard.errors import HostMemoryError, lack_of_memory
 
 ALIGNMENT = 64
 """Each tensor of a snapshot starts at a multiple of this many bytes, which fits any type and makes
@@ -99,7 +100,7 @@ class HostMemory:
         fits = self._memory is not None and self._memory.numel() >= size_bytes
         if self._memory is None or not fits or (locked and self._unlock is None):
             self.free()
-            self._memory = torch.empty(size_bytes, dtype=torch.uint8)
+            self._memory = _allocated(size_bytes)
             if locked and size_bytes:
                 self._lock(self._memory)
         return self._memory
@@ -109,9 +110,12 @@ class HostMemory:
         address, size = memory.data_ptr(), memory.numel()
         failure = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
         if failure:
+            # CUDA keeps the error for whoever asks next, which would be a kernel of the model.
+            with suppress(RuntimeError):
+                torch.zeros(1, device="cuda")
             raise HostMemoryError(
-                f"--async-save cannot lock {size / 1e9:.1f} GB of host memory (CUDA error {failure}"
-                "): give the job more memory, or the option --no-async-save"
+                f"cannot lock {size / 1e9:.1f} GB of host memory for asynchronous saves (CUDA "
+                f"error {failure}); with --no-async-save none is needed"
             )
         # Unlock with this object at the latest: the memory may be reused and locked again.
         unlock = weakref.finalize(self, _unlock, address)
@@ -123,6 +127,18 @@ class HostMemory:
         if self._unlock is not None:
             self._unlock()
         self._memory, self._unlock = None, None
+
+
+def _allocated(size_bytes: int) -> Tensor:
+    try:
+        return torch.empty(size_bytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        if lack_of_memory(error) is None:
+            raise
+        raise HostMemoryError(
+            f"no {size_bytes / 1e9:.1f} GB of host memory for asynchronous saves; with "
+            "--no-async-save none is needed"
+        ) from error
 
 
 def _unlock(address: int) -> None:

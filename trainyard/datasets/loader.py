@@ -55,8 +55,21 @@ def sample_blocks(
     """(n, dp, micro batch size) sample indices from `consumed` on, by --dataloader-type."""
     _refuse_external(data)
     if data.dataloader_type == "cyclic":
+        _check_begin(shape, consumed)
         return cyclic(shape, consumed, torch_permutation, data.data_sharding)
     return single(shape, consumed)
+
+
+def _check_begin(shape: SamplerShape, consumed: int) -> None:
+    """As in Megatron-LM, a shuffled epoch goes on with a whole micro-batch of every rank."""
+    per_epoch = shape.num_samples // shape.per_step * shape.per_step
+    done = consumed % per_epoch
+    if done % shape.per_step:
+        raise ConfigError(
+            f"--dataloader-type cyclic: {done} samples of the epoch are consumed, which is no "
+            f"multiple of --micro-batch-size {shape.micro_batch_size} x {shape.dp} data-parallel "
+            "ranks; continue with a micro-batch size and ranks whose product divides it"
+        )
 
 
 def _refuse_external(data: DataConfig) -> None:

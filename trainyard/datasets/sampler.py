@@ -108,8 +108,6 @@ def _sharded(
     """(dp, rest of the epoch for each rank)"""
     share = shape.num_samples // shape.per_step * shape.micro_batch_size
     order = permutation(epoch, share)[done // shape.dp :]
-    # Less than a micro-batch is left of a run that resumes within one, with another size.
-    order = order[: len(order) // shape.micro_batch_size * shape.micro_batch_size]
     return order + np.arange(shape.dp, dtype=np.int64)[:, None] * share
 
 

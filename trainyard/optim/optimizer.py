@@ -122,7 +122,7 @@ class ModelOptimizer:
         self.num_updates = 0
         self.timed: Timed = untimed
         self.before_update: Callable[[], object] = _nothing
-        """Called when parameters and states are about to change."""
+        """Called when parameters and states may be about to change."""
         self._config = config
         self._rule, self._host_rule = rule, host_rule
         self._muon = Muon(config, groups)
@@ -184,6 +184,7 @@ class ModelOptimizer:
     ) -> StepOutcome:
         """Update from reduced gradients, unless one is not finite. found: norm and zero
         count of the unscaled gradients, if `measure` was called."""
+        self.before_update()
         scale = self.scaler.scale * divisor
         norm, num_zeros = found or self.measure().read(scale)
         skipped = not math.isfinite(norm)
@@ -194,7 +195,6 @@ class ModelOptimizer:
         return StepOutcome(skipped, norm, self.scaler.scale, num_zeros)
 
     def _update(self, rates: Rates, factor: float, scale: float) -> None:
-        self.before_update()
         if not self._has_main:
             self.adopt_model_parameters()
         self.num_updates += 1

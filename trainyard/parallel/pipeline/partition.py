@@ -201,6 +201,11 @@ def _per_stage(per_rank: list[int], chunks: int) -> list[int]:
 def _by_layout(text: str, num_layers: int, pp: int) -> Partition:
     stages = parse_layout(text)
     check_layout(text, stages, num_layers)
+    if pp == 1 < len(stages):
+        raise ConfigError(
+            f"{LAYOUT} {text!r} has {len(stages)} stages, and {PP} is 1; give {PP} "
+            f"{len(stages)}, or leave out the |"
+        )
     if len(stages) % pp:
         raise ConfigError(
             f"{LAYOUT} {text!r} has {len(stages)} stages, which must be divisible by {PP} ({pp}); "

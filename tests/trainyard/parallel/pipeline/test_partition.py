@@ -130,6 +130,7 @@ def test_every_layer_is_somewhere_once_and_in_order(pp: int, chunks: int, data: 
         (8, {"pp": 2, "first": 3, "last": 3}, r"must add up to --num-layers \(8\)"),
         (8, {"pp": 4, "first": 9}, r"must add up to --num-layers \(8\)"),
         (8, {"pp": 4, "first": 0}, "--decoder-first-pipeline-num-layers must be at least 1"),
+        (2, {"pp": 1, "layout": "Et|tL"}, "2 stages, and --pipeline-model-parallel-size is 1"),
         (4, {"pp": 2, "layout": "Et|t|ttL"}, "3 stages, which must be divisible by .* 1 or 3"),
         (4, {"pp": 2, "layout": "Ett|ttL", "virtual": 2}, "says all that .* could; give one"),
     ],

@@ -80,7 +80,7 @@ def test_training_waits_where_a_host_lacks_memory(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(host_room, "free_memory_bytes", lambda: free_bytes)
+    monkeypatch.setattr(host_room, "free_memory_bytes", lambda: (free_bytes, free_bytes))
     with caplog.at_level(logging.INFO):
         went_on = save_twice(tmp_path / "run", needs_room=needs_room)
     is_asynchronous = "synchronous: copies would" not in words
@@ -96,7 +96,7 @@ def test_memory_that_cannot_be_locked_is_an_error_only_where_copies_are_asked_fo
         raise HostMemoryError("cannot lock 5 GB")
 
     monkeypatch.setattr(HostMemory, "reserve", fail)
-    monkeypatch.setattr(host_room, "free_memory_bytes", lambda: 10**12)
+    monkeypatch.setattr(host_room, "free_memory_bytes", lambda: (10**12, 10**12))
     with pytest.raises(HostMemoryError, match="cannot lock 5 GB"):
         save_twice(tmp_path / "asked", needs_room=False)
     with caplog.at_level(logging.INFO):
