@@ -73,7 +73,7 @@ PINNED: dict[str, dict[str, Any]] = {
         "operators": AROUND
         | {
             "trainyard/models/embedding.py": 4,
-            "trainyard/models/norm.py": 2,
+            "trainyard/models/norms/own_backward.py": 2,
             "trainyard/optim/clip.py": 114,
             "trainyard/optim/rules.py": 9,
             "trainyard/parallel/data/accumulate.py": 56,
@@ -88,7 +88,7 @@ PINNED: dict[str, dict[str, Any]] = {
         "products": 82,
         "operators": AROUND
         | {
-            "trainyard/models/norm.py": 16,
+            "trainyard/models/norms/own_backward.py": 16,
             "trainyard/models/rope.py": 24,
             "trainyard/optim/clip.py": 62,
             "trainyard/optim/rules.py": 6,
