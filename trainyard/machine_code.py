@@ -231,7 +231,7 @@ def _read(path: Path, made_of: dict[str, str]) -> Code | None:
             return None
         arguments = tuple(Argument(*one) for one in found["arguments"])
         return Code(found["name"], arguments, found["result"], content)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
